@@ -1,0 +1,13 @@
+# Which Python the extension modules are for: the one asked for, else the working copy's .venv. pybind11 comes from it.
+if(NOT Python_EXECUTABLE AND NOT SKBUILD AND EXISTS ${CMAKE_SOURCE_DIR}/.venv/bin/python)
+  set(Python_EXECUTABLE ${CMAKE_SOURCE_DIR}/.venv/bin/python CACHE FILEPATH "Python to build for")
+endif()
+set(PYBIND11_FINDPYTHON ON)
+find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
+if(NOT pybind11_DIR)
+  execute_process(COMMAND ${Python_EXECUTABLE} -m pybind11 --cmakedir OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  if(found)
+    set(pybind11_DIR ${found} CACHE PATH "pybind11's CMake package")
+  endif()
+endif()
+find_package(pybind11 CONFIG REQUIRED)

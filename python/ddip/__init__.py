@@ -1,0 +1,103 @@
+"""ddip: train on many workers from the notebook cell you are typing in.
+
+`%load_ext ddip` in a notebook; `ddip.Group(workers=2)` in plain Python.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddip.cell import Cell, Result
+    from ddip.errors import ConfigError, PeerLost, ProtocolError, RankError, TimedOut
+    from ddip.group import Group, attach, groups
+
+__version__ = "0.1.0"
+
+# Loaded on first use: a worker that forks from the warm parent needs none of the client.
+_HOME = {
+    "Cell": "ddip.cell",
+    "Result": "ddip.cell",
+    "ConfigError": "ddip.errors",
+    "PeerLost": "ddip.errors",
+    "ProtocolError": "ddip.errors",
+    "RankError": "ddip.errors",
+    "TimedOut": "ddip.errors",
+    "Group": "ddip.group",
+    "attach": "ddip.group",
+    "groups": "ddip.group",
+}
+_LATER = {
+    "comm": "communicators",
+    "DataParallel": "the data-parallel engine",
+    "Pipeline": "the pipeline engine",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        import importlib
+
+        return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _LATER:
+        raise AttributeError(f"ddip.{name} is not there yet: {_LATER[name]} come with a later release; torch.distributed works in cells today")
+    raise AttributeError(f"module 'ddip' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted([*_HOME, "rank", "world_size", "device", "rebuild", "wait_for_debugger", "load_ipython_extension"])
+
+
+def rank() -> int:
+    """This worker's position in its group; 0 outside a group."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def device() -> Any:
+    """The torch.device of this rank."""
+    import torch
+
+    return torch.device(os.environ.get("DDIP_DEVICE", "cpu"))
+
+
+def rebuild() -> None:
+    """In a cell, on every rank: process groups are made again under a new store prefix; variables stay."""
+    from ddip.worker import collectives
+
+    collectives.rebuild(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1)
+
+
+def wait_for_debugger(timeout: float = 600.0) -> None:
+    """Waits until a native debugger (gdb -p PID) is attached to this rank."""
+    import time
+
+    print(f"rank {rank()} waits for a debugger: gdb -p {os.getpid()}", flush=True)
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        with open("/proc/self/status") as status:
+            if any(line.startswith("TracerPid:") and int(line.split()[1]) for line in status):
+                return
+        time.sleep(0.05)
+    raise TimeoutError(f"no debugger came in {timeout} s")
+
+
+def load_ipython_extension(shell: Any) -> None:
+    from ddip import magics
+
+    magics.load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    from ddip import magics
+
+    magics.unload(shell)
+
+
+if sys.platform.startswith("linux") is False:
+    raise ImportError("ddip runs on Linux only")

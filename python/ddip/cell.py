@@ -1,0 +1,224 @@
+"""A cell on its way: its output and endings by rank, and the ways to wait for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional
+
+from ddip import values
+from ddip.errors import RankError
+
+if TYPE_CHECKING:
+    from ddip.group import Group
+
+# (kind, cell, rank, body, sequence, stream, descriptors), as the native client gives it
+Event = tuple[str, int, int, Any, int, int, list[int]]
+OUT, ERR = 1, 2
+
+
+@dataclass
+class Result:
+    """What one rank made of a cell."""
+
+    rank: int
+    value: Any = None
+    stdout: str = ""
+    stderr: str = ""
+    seconds: float = 0.0
+    memory: dict[str, int] = field(default_factory=dict)
+
+
+class Remote:
+    """A value that stayed on its rank: its repr, and the way to fetch it."""
+
+    def __init__(self, group: Group, rank: int, text: str, why: str, handle: Optional[str]) -> None:
+        self._group, self.rank, self._text, self.why, self._handle = group, rank, text, why, handle
+
+    def fetch(self) -> Any:
+        if self._handle is None:
+            raise TypeError(f"this value stayed on rank {self.rank}: {self.why}")
+        return self._group.pull(self._handle, rank=self.rank)
+
+    def __repr__(self) -> str:
+        return f"<on rank {self.rank} ({self.why}): {self._text}>"
+
+
+class Cell:
+    def __init__(self, group: Group, number: int, ranks: list[int], behind: list[dict[str, Any]]) -> None:
+        self.group = group
+        self.number = number
+        self.ranks = ranks
+        self.behind = behind
+        self.endings: dict[int, dict[str, Any]] = {}
+        self.order: list[int] = []  # ranks in the order in which they ended
+        self.notes: list[tuple[int, str]] = []
+        self._text: dict[tuple[int, int], list[bytes]] = {}
+        self._payloads: dict[int, int] = {}
+        self._finished = threading.Event()
+        self._news = threading.Condition()
+        self._thread: Optional[threading.Thread] = None
+        self._lines: list[tuple[int, str]] = []
+        self._partial: dict[tuple[int, int], bytes] = {}
+        self.lost: Optional[BaseException] = None
+
+    # ---- taking events in
+
+    def take(self, event: Event) -> None:
+        kind, _, rank, body, _, stream, descriptors = event
+        if kind == "output":
+            self._text.setdefault((rank, stream), []).append(body)
+            self._split_lines(rank, stream, body)
+        elif kind == "payload":
+            self._payloads[rank] = descriptors[0]
+        elif kind == "rank_done":
+            self.endings[rank] = body
+            self.order.append(rank)
+        elif kind == "note":
+            self.notes.append((rank, body))
+        elif kind == "cell_done":
+            for (owner, number), rest in self._partial.items():
+                if rest:
+                    self._lines.append((owner, rest.decode("utf-8", "replace")))
+            self._partial.clear()
+            self._finished.set()
+        with self._news:
+            self._news.notify_all()
+
+    def _split_lines(self, rank: int, stream: int, data: bytes) -> None:
+        *lines, rest = (self._partial.get((rank, stream), b"") + data).split(b"\n")
+        self._partial[(rank, stream)] = rest
+        self._lines += [(rank, line.decode("utf-8", "replace")) for line in lines]
+
+    def pump(self, timeout: float) -> Optional[Event]:
+        """The next event, taken in; None if none came in time."""
+        event: Optional[Event] = self.group.client.next(self.number, timeout)
+        if event is not None:
+            self.take(event)
+            if self.finished:
+                self.group.client.forget(self.number)
+        return event
+
+    def follow(self, show: Optional[Callable[[Event], None]] = None) -> None:
+        """Takes all events on a thread of its own, so that output arrives while the caller does something else."""
+
+        def run() -> None:
+            try:
+                while not self.finished:
+                    event = self.pump(1.0)
+                    if event is not None and show is not None:
+                        show(event)
+            except Exception as error:
+                self.lost = error
+                self._finished.set()
+                with self._news:
+                    self._news.notify_all()
+
+        self._thread = threading.Thread(target=run, name=f"ddip cell {self.number}", daemon=True)
+        self._thread.start()
+
+    # ---- for users
+
+    @property
+    def finished(self) -> bool:
+        return self._finished.is_set()
+
+    def done(self) -> bool:
+        return self.finished
+
+    @property
+    def status(self) -> str:
+        """running, done, failed, interrupted or lost."""
+        if self.lost is not None:
+            return "lost"
+        if not self.finished:
+            return "running"
+        outcomes = {ending.get("outcome") for ending in self.endings.values()}
+        for name, word in (("lost", "lost"), ("error", "failed"), ("interrupted", "interrupted")):
+            if name in outcomes:
+                return word
+        return "done"
+
+    def wait(self, timeout: Optional[float] = None) -> bool:
+        """Whether it is over. Returns early only when the time is."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.finished:
+            left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
+            if left <= 0:
+                return False
+            if self._thread is None:
+                self.pump(left)
+            else:
+                self._finished.wait(left)
+        return True
+
+    def cancel(self) -> dict[str, Any]:
+        return self.group.interrupt(cell=self.number)
+
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """(rank, line) as they come, until the cell is over."""
+        shown = 0
+        while True:
+            while shown < len(self._lines):
+                yield self._lines[shown]
+                shown += 1
+            if self.finished and shown == len(self._lines):
+                return
+            if self._thread is None:
+                self.pump(0.2)
+            else:
+                with self._news:
+                    if shown == len(self._lines) and not self.finished:
+                        self._news.wait(0.2)
+
+    def text(self, rank: int, stream: int) -> str:
+        return b"".join(self._text.get((rank, stream), [])).decode("utf-8", "replace")
+
+    def results(self) -> list[Result]:
+        """One per rank, in rank order. Waits. Raises RankError if a rank failed."""
+        self.wait()
+        if self.lost is not None:
+            raise self.lost
+        self.raise_if_failed()
+        return [self._result(rank) for rank in self.ranks]
+
+    def _result(self, rank: int) -> Result:
+        ending = self.endings[rank]
+        value: Any = None
+        about = ending.get("value")
+        if about is not None:
+            if about.get("packed") and rank in self._payloads:
+                value = values.unpack(self._payloads.pop(rank))
+                about["kept"] = value
+            elif "kept" in about:
+                value = about["kept"]
+            else:
+                value = Remote(self.group, rank, about.get("repr", ""), about.get("why", ""), about.get("handle"))
+        return Result(rank, value, self.text(rank, OUT), self.text(rank, ERR), ending.get("seconds", 0.0), ending.get("memory", {}))
+
+    def raise_if_failed(self) -> None:
+        failed = [rank for rank in self.order if self.endings[rank].get("outcome") != "ok"]
+        if not failed:
+            return
+        if all(self.endings[rank]["outcome"] == "interrupted" for rank in failed):
+            raise KeyboardInterrupt(f"cell {self.number} was interrupted on rank{'s' if len(failed) > 1 else ''} {', '.join(map(str, sorted(failed)))}")
+        # Whoever failed by itself comes before those that only failed because of it.
+        failed.sort(key=lambda rank: self.endings[rank]["outcome"] == "interrupted")
+        lost = {rank: self.lost_text(rank) for rank in failed if self.endings[rank]["outcome"] == "lost"}
+        tracebacks = {rank: self.endings[rank].get("traceback", self.endings[rank].get("why", "")) for rank in failed if rank not in lost}
+        raise RankError(failed, tracebacks, lost, len(self.ranks))
+
+    def lost_text(self, rank: int) -> str:
+        ending = self.endings[rank]
+        text = str(ending.get("why", "lost"))
+        tail = ending.get("tail", "").strip("\n")
+        if tail:
+            text += "\n  its last lines:\n" + "\n".join("    " + line for line in tail.splitlines())
+        stack = ending.get("detail", {}).get("stack", "").strip("\n")
+        if stack:
+            text += "\n  where it was:\n" + "\n".join("    " + line for line in stack.splitlines())
+        return text
+
+    def __repr__(self) -> str:
+        return f"<ddip cell {self.number} on group {self.group.name}: {self.status}>"

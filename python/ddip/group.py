@@ -1,0 +1,341 @@
+"""Groups of workers, from Python: start or attach, run code, move values, interrupt, restart."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
+
+from ddip import _client, values
+from ddip.cell import Cell, Result
+from ddip.errors import ConfigError, PeerLost, RankError
+
+Ranks = Optional[Union[int, Sequence[int], str]]
+
+# How long a caller waits for a plain answer of the coordinator, which never waits for a cell.
+ANSWER = 10.0
+# After an interrupt the prompt is back after this many seconds, whatever the ranks do.
+PROMPT = 0.9
+
+
+def program() -> str:
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "_bin", "ddip")
+
+
+def runtime_folder() -> str:
+    return str(_client.runtime_folder(os.environ.get("DDIP_RUNTIME_DIR", "")))
+
+
+def state_folder() -> str:
+    return str(_client.state_folder(os.environ.get("XDG_STATE_HOME", ""), os.path.expanduser("~")))
+
+
+def default_name() -> str:
+    """A notebook's group is named after its path, so that a restarted kernel finds it again."""
+    notebook = os.environ.get("JPY_SESSION_NAME", "")
+    if notebook:
+        return str(_client.notebook_group_name(os.path.abspath(notebook)))
+    return str(_client.script_group_name(sys.argv[0] if sys.argv else "", os.getpid()))
+
+
+def worker_environment() -> dict[str, str]:
+    """Ours, with our module path: what can be imported here can be imported there."""
+    environment = dict(os.environ)
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MPLBACKEND", "JPY_PARENT_PID"):
+        environment.pop(name, None)
+    outside = [path for path in sys.path if path and not path.startswith((sys.prefix, sys.base_prefix))]
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(outside))
+    return environment
+
+
+def flags_of(options: Mapping[str, Any]) -> list[str]:
+    """Group(...)'s arguments in %makedip's words: there is one parser."""
+    flags: list[str] = []
+    for key, value in options.items():
+        if value is None or value is False:
+            continue
+        flag = "--" + key.replace("_", "-")
+        if key == "env":
+            for name, text in dict(value).items():
+                flags += [flag, f"{name}={text}"]
+        elif value is True:
+            flags.append(flag)
+        elif key == "gpus" and not isinstance(value, str):
+            flags += [flag, ",".join(str(gpu) for gpu in (value if isinstance(value, Iterable) else [value]))]
+        else:
+            flags.append(f"{flag}={value}")
+    return flags
+
+
+class Group:
+    """Workers that train together. A context manager; by default they end with this process."""
+
+    def __init__(
+        self,
+        workers: Optional[int] = None,
+        gpus: Union[None, str, Sequence[int]] = None,
+        *,
+        name: Optional[str] = None,
+        hosts: Any = None,
+        app: Optional[str] = None,
+        backend: str = "auto",
+        timeout: float = 60,
+        on_exit: str = "stop",
+        threads: Optional[int] = None,
+        start: Optional[str] = None,
+        grace: Optional[float] = None,
+        settle: Optional[float] = None,
+        idle: Optional[float] = None,
+        env: Optional[Mapping[str, str]] = None,
+        python: Optional[str] = None,
+        seed: Optional[int] = None,
+        client: Optional[str] = None,
+        master_port: Optional[int] = None,
+        gc: Optional[str] = None,
+    ) -> None:
+        options = dict(
+            workers=workers, gpus=gpus, name=name, hosts=hosts, app=app, backend=backend, timeout=timeout, on_exit=on_exit, threads=threads,
+            start=start, grace=grace, settle=settle, idle=idle, env=env, python=python, seed=seed, client=client, master_port=master_port, gc=gc,
+        )  # fmt: skip
+        started = start_group(flags_of(options), "ddip.Group", lambda line: None)
+        self._connect(started, client or started, owned=on_exit == "stop")
+
+    @classmethod
+    def _attached(cls, name: str, client: str, owned: bool = False) -> Group:
+        group = cls.__new__(cls)
+        group._connect(name, client, owned)
+        return group
+
+    def _connect(self, name: str, client: str, owned: bool) -> None:
+        self.name = name
+        self._folder = _client.require_group(runtime_folder(), name)
+        self._client_name = client
+        self._owned = owned
+        self.client = _client.Client(self._folder, client)
+        self._control: Any = None
+        self.world_size: int = self.client.welcome["world_size"]
+        self._pushes = 0
+
+    @property
+    def control(self) -> Any:
+        """A second connection, for requests that must not wait behind a cell's output."""
+        if self._control is None:
+            self._control = _client.Client(self._folder, self._client_name)
+        return self._control
+
+    # ---- running
+
+    def run(self, code: str, ranks: Ranks = None, wait: bool = True) -> Any:
+        """Results, one per rank (raises RankError); with wait=False a Cell at once."""
+        cell = self.submit({"kind": "cell", "code": code, "want_value": True, "first_line": first_line(code)}, ranks)
+        if not wait:
+            cell.follow()
+            return cell
+        return self.finish(cell)
+
+    def submit(self, body: dict[str, Any], ranks: Ranks = None, descriptors: Sequence[int] = (), keep_all: bool = True) -> Cell:
+        chosen = self._ranks(ranks)
+        body["ranks"] = chosen
+        number, behind = self.client.execute(body, list(descriptors), keep_all)
+        return Cell(self, number, chosen, behind)
+
+    def finish(self, cell: Cell) -> list[Result]:
+        """Waits; a KeyboardInterrupt here interrupts the cell everywhere first."""
+        try:
+            cell.wait()
+        except KeyboardInterrupt:
+            self.stop_cell(cell)
+            raise
+        return cell.results()
+
+    def stop_cell(self, cell: Cell) -> bool:
+        """Interrupts the cell and waits a moment. Whether it is over."""
+        self.interrupt(cell=cell.number)
+        return cell.wait(PROMPT)
+
+    def call(self, function: Callable[..., Any], *args: Any, ranks: Ranks = None, **kwargs: Any) -> list[Any]:
+        """function(*args, **kwargs) on every rank; one result per rank, in rank order. Its globals are the worker's."""
+        name = getattr(function, "__name__", "call")
+        try:
+            packed = values.pack((function, args, kwargs))
+        except Exception as error:
+            raise TypeError(f"cannot send {name} and its arguments: {error}") from None
+        cell = self.submit({"kind": "call", "first_line": f"{name}(…)"}, ranks, [packed.fd])
+        packed.close()
+        return [result.value for result in self.finish(cell)]
+
+    # ---- values
+
+    def push(self, names: Mapping[str, Any], ranks: Ranks = None) -> None:
+        """All or nothing: a rank that cannot take a value leaves every rank as it was."""
+        if not names:
+            return
+        for name in names:
+            if not name.isidentifier():
+                raise ConfigError(f"push: '{name}' is not a variable name")
+        packed = values.pack_named(dict(names))
+        self._pushes += 1
+        push = (os.getpid() << 20) + self._pushes
+        staged = self.submit({"kind": "stage", "push": push, "silent": True}, ranks, [packed.fd])
+        packed.close()
+        try:
+            self.finish(staged)
+            keep = True
+        except BaseException:
+            keep = False
+            raise
+        finally:
+            alive = [rank for rank in staged.ranks if staged.endings.get(rank, {}).get("outcome") == "ok"]
+            if alive:
+                self.finish(self.submit({"kind": "commit", "push": push, "keep": keep, "silent": True}, alive))
+
+    def pull(self, name: str, rank: Union[int, str] = 0) -> Any:
+        """The variable's value on that rank; rank="all": a list, one per rank."""
+        found = self.pull_many([name], rank)
+        return [one[name] for one in found] if rank == "all" else found[0][name]
+
+    def pull_many(self, names: Sequence[str], rank: Union[int, str] = 0) -> list[dict[str, Any]]:
+        ranks: Ranks = None if rank == "all" else [int(rank)]
+        return [result.value for result in self.finish(self.submit({"kind": "pull", "names": list(names), "silent": True}, ranks))]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.pull(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.push({name: value})
+
+    def scatter(self, name: str, sequence: Sequence[Any]) -> None:
+        """Contiguous pieces of `sequence`, one per rank, as variable `name`; the first ranks get one more if it does not divide."""
+        length, parts = len(sequence), self.world_size
+        begin = 0
+        for rank in range(parts):
+            end = begin + length // parts + (rank < length % parts)
+            self.push({name: sequence[begin:end]}, ranks=[rank])
+            begin = end
+
+    def gather(self, name: str) -> list[Any]:
+        """The pieces, joined in rank order."""
+        joined: list[Any] = []
+        for piece in self.pull(name, rank="all"):
+            joined.extend(piece)
+        return joined
+
+    def map(self, function: Callable[[Any], Any], sequence: Sequence[Any]) -> list[Any]:
+        """[function(x) for x in sequence], spread over the ranks, in order."""
+        items = list(sequence)
+        share: Callable[..., Any] = run_share
+        pieces = self.call(share, function, items)
+        result: list[Any] = [None] * len(items)
+        for piece in pieces:
+            for index, value in piece:
+                result[index] = value
+        return result
+
+    # ---- control
+
+    def interrupt(self, cell: int = 0, kill: bool = False) -> dict[str, Any]:
+        """One press of stop: all running cells (or one), on all ranks. kill=True is the second press: ranks that are
+        still stuck are replaced by empty ones. Returns what was running where."""
+        return dict(self.control.request("interrupt", {"cell": cell, "kill": kill}, ANSWER))
+
+    def why(self) -> dict[str, Any]:
+        return dict(self.control.request("why", {}, ANSWER))
+
+    def rebuild(self) -> None:
+        """Process groups are made again on all ranks; variables stay."""
+        attempt = int(time.time() * 1000)
+        self.finish(self.submit({"kind": "rebuild", "attempt": attempt, "first_line": "rebuild"}))
+
+    def restart(self, ranks: Ranks = None, timeout: float = 120) -> dict[str, Any]:
+        """New processes for these ranks (default: all); they come back empty."""
+        return dict(self.control.request("restart", {"ranks": self._ranks(ranks)}, timeout))
+
+    def stop(self) -> None:
+        """Ends every process of the group. Returns when they are gone."""
+        try:
+            self.control.send("stop", {})
+        except PeerLost:
+            pass
+        deadline = time.monotonic() + 10
+        while os.path.exists(self._folder) and _client.is_running(self._folder) and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def info(self) -> dict[str, Any]:
+        return dict(self.control.request("info", {}, ANSWER))
+
+    @property
+    def pids(self) -> list[int]:
+        return [rank["pid"] for rank in self.info()["ranks"]]
+
+    def _ranks(self, ranks: Ranks) -> list[int]:
+        if ranks is None:
+            return list(range(self.world_size))
+        if isinstance(ranks, str):
+            return list(_client.parse_rank_list(ranks, self.world_size, "ranks"))
+        if isinstance(ranks, int):
+            ranks = [ranks]
+        return list(_client.parse_rank_list(",".join(str(rank) for rank in ranks), self.world_size, "ranks"))
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.stop() if self._owned else None
+
+    def __repr__(self) -> str:
+        return f"<ddip group {self.name}: {self.world_size} workers>"
+
+
+def run_share(function: Callable[[Any], Any], items: Sequence[Any]) -> list[tuple[int, Any]]:
+    """Runs on a worker: every world_size-th item."""
+    import ddip
+
+    return [(index, function(items[index])) for index in range(ddip.rank(), len(items), ddip.world_size())]
+
+
+def first_line(code: str) -> str:
+    for line in code.splitlines():
+        if line.strip():
+            return line.strip()[:80]
+    return ""
+
+
+def start_group(flags: list[str], command: str, progress: Callable[[str], None]) -> str:
+    """Starts a group and returns its name. Everything that can be refused is, before a process starts."""
+    if not sys.platform.startswith("linux"):
+        raise ConfigError("ddip runs on Linux only")
+    checked = _client.check_group_flags(flags, command, worker_environment(), os.environ.get("DDIP_TEST_DEVICES"))
+    if "help" in checked:
+        raise ConfigError(checked["help"])
+    name = checked["name"] or default_name()
+    config = {
+        "name": name,
+        "flags": flags,
+        "command": command,
+        "environment": worker_environment(),
+        "folder": os.getcwd(),
+        "python": checked["python"] or sys.executable,
+        "owner": os.getpid(),
+        "runtime": runtime_folder(),
+        "state": state_folder(),
+        "seed": secrets.randbelow(2**31),
+    }
+    if "DDIP_TEST_DEVICES" in os.environ:
+        config["test_devices"] = os.environ["DDIP_TEST_DEVICES"]
+    _client.start_group(program(), config, checked["timeout"], progress)
+    return name
+
+
+def attach(name: str, client: Optional[str] = None) -> Group:
+    """A running group of this user."""
+    return Group._attached(name, client or default_name())
+
+
+def groups() -> list[str]:
+    """Names of this user's running groups."""
+    return [name for name, running in _client.all_groups(runtime_folder()) if running]
+
+
+__all__ = ["Cell", "Group", "RankError", "Result", "attach", "groups"]

@@ -1,0 +1,216 @@
+"""Objects between notebook and workers, through a sealed memory file: big arrays and tensors are copied once and never
+pickled, every reader maps the same pages privately, so they arrive writable and no rank sees another's writes.
+
+Layout of the file: magic, length of the pickle, number of buffers, (offset, length) of each, the pickle, the buffers.
+Only processes of one group exchange these files; nothing of a stranger's is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import mmap
+import os
+import pickle
+import struct
+import sys
+import types
+from typing import Any, Optional
+
+import cloudpickle
+
+MAGIC = b"ddipval1"
+ALIGNMENT = 64
+HEAD = struct.Struct("<8sQQ")
+SPAN = struct.Struct("<QQ")
+
+F_ADD_SEALS = 1033
+SEALS = 0x1 | 0x2 | 0x4 | 0x8  # SEAL, SHRINK, GROW, WRITE
+
+
+class Packed:
+    """A sealed memory file that holds one object."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd = fd
+        self.size = size
+
+    def release(self) -> int:
+        fd, self.fd = self.fd, -1
+        return fd
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.release())
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Storage:
+    """A tensor's memory; tensors that share it share one Storage, so they still share it where they arrive."""
+
+    def __init__(self, storage: Any) -> None:
+        self.storage = storage
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        import torch
+
+        if self.storage.nbytes() == 0:
+            return restore_storage, (b"",)
+        flat = torch.empty(0, dtype=torch.uint8).set_(self.storage)
+        return restore_storage, (pickle.PickleBuffer(flat.numpy()),)
+
+
+def restore_storage(buffer: Any) -> Any:
+    import torch
+
+    if len(buffer) == 0:
+        return torch.empty(0, dtype=torch.uint8).untyped_storage()
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+class Unpacking:
+    """Where cuda tensors of the object being unpacked go, and which namespace its functions see."""
+
+    device: Optional[str] = None
+    namespace: Optional[dict[str, Any]] = None
+
+
+def restore_tensor(storage: Any, dtype: Any, offset: int, size: Any, stride: Any, requires_grad: bool, was_cuda: bool) -> Any:
+    import torch
+
+    tensor = torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
+    if was_cuda and Unpacking.device and Unpacking.device.startswith("cuda"):
+        tensor = tensor.to(Unpacking.device)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def restore_function(code: Any, modules: dict[str, str], attributes: dict[str, Any], closure: Any) -> Any:
+    """A function of the notebook's __main__ sees the worker's variables, not a copy of the notebook's."""
+    import importlib
+
+    namespace = Unpacking.namespace if Unpacking.namespace is not None else sys.modules["__main__"].__dict__
+    for name, module in modules.items():
+        if name not in namespace:
+            namespace[name] = importlib.import_module(module)
+    cells = tuple(types.CellType(value) for value in closure) if closure is not None else None
+    function = types.FunctionType(code, namespace, attributes["__name__"], attributes["__defaults__"], cells)
+    for name in ("__kwdefaults__", "__qualname__", "__doc__", "__annotations__"):
+        setattr(function, name, attributes[name])
+    function.__dict__.update(attributes["__dict__"])
+    return function
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, file: Any, buffers: list[pickle.PickleBuffer]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffers.append)
+        self._storages: dict[int, Storage] = {}
+
+    def reducer_override(self, value: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is not None and type(value) is torch.Tensor:
+            return self.reduce_tensor(value, torch)
+        if type(value) is types.FunctionType and value.__module__ == "__main__":
+            return reduce_function(value)
+        return super().reducer_override(value)
+
+    def reduce_tensor(self, tensor: Any, torch: Any) -> Any:
+        if tensor.grad_fn is not None:
+            raise ValueError("a tensor that is part of a graph (not a leaf) cannot travel; send x.detach()")
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type not in ("cpu", "cuda"):
+            return NotImplemented
+        if tensor.is_conj() or tensor.is_neg():
+            return NotImplemented
+        was_cuda = tensor.device.type == "cuda"
+        plain = tensor.detach().cpu() if was_cuda else tensor.detach()
+        memory = plain.untyped_storage()
+        holder = self._storages.setdefault(memory.data_ptr() or id(memory), Storage(memory))
+        arguments = (holder, plain.dtype, plain.storage_offset(), tuple(plain.size()), plain.stride(), tensor.requires_grad, was_cuda)
+        return restore_tensor_from, arguments
+
+
+def restore_tensor_from(storage: Any, *rest: Any) -> Any:
+    return restore_tensor(storage, *rest)
+
+
+def reduce_function(function: Any) -> Any:
+    modules = {}
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        if isinstance(value, types.ModuleType):
+            modules[name] = value.__name__
+    attributes = {
+        name: getattr(function, name)
+        for name in ("__name__", "__qualname__", "__defaults__", "__kwdefaults__", "__doc__", "__annotations__", "__dict__")
+    }
+    closure = None
+    if function.__closure__ is not None:
+        closure = tuple(cell.cell_contents for cell in function.__closure__)
+    return restore_function, (function.__code__, modules, attributes, closure)
+
+
+def pack(value: Any) -> Packed:
+    """Raises what pickling raises; `pack_named` says which variable it was."""
+    buffers: list[pickle.PickleBuffer] = []
+    text = io.BytesIO()
+    Pickler(text, buffers).dump(value)
+    body = text.getbuffer()
+    views = [buffer.raw() for buffer in buffers]
+    at = HEAD.size + SPAN.size * len(views) + len(body)
+    spans = []
+    for view in views:
+        at = -(-at // ALIGNMENT) * ALIGNMENT
+        spans.append((at, view.nbytes))
+        at += view.nbytes
+    packed = Packed(os.memfd_create("ddip-value", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), at)
+    os.ftruncate(packed.fd, at)
+    head = HEAD.pack(MAGIC, len(body), len(views)) + b"".join(SPAN.pack(*span) for span in spans)
+    write_at(packed.fd, head, 0)
+    write_at(packed.fd, body, len(head))
+    for (offset, _), view in zip(spans, views):
+        write_at(packed.fd, view, offset)
+    fcntl.fcntl(packed.fd, F_ADD_SEALS, SEALS)
+    return packed
+
+
+def pack_named(values: dict[str, Any]) -> Packed:
+    """One file for several variables, so that those which share memory still do. The error names the culprit."""
+    try:
+        return pack(values)
+    except Exception as error:
+        for name, value in values.items():
+            try:
+                pack(value).close()
+            except Exception as culprit:
+                raise TypeError(f"cannot send '{name}' ({type(value).__name__}): {culprit}") from None
+        raise TypeError(f"cannot send {', '.join(values)}: {error}") from None
+
+
+def write_at(fd: int, data: Any, offset: int) -> None:
+    view = memoryview(data).cast("B")
+    while view.nbytes:
+        count = os.pwrite(fd, view, offset)
+        view, offset = view[count:], offset + count
+
+
+def unpack(fd: int, namespace: Optional[dict[str, Any]] = None, device: Optional[str] = None) -> Any:
+    """Closes fd. Large memory stays mapped, privately and copy-on-write, as long as something of it is alive."""
+    try:
+        size = os.fstat(fd).st_size
+        area = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    finally:
+        os.close(fd)
+    view = memoryview(area)
+    magic, length, count = HEAD.unpack_from(view, 0)
+    if magic != MAGIC:
+        raise ValueError("not a packed value")
+    spans = [SPAN.unpack_from(view, HEAD.size + index * SPAN.size) for index in range(count)]
+    begin = HEAD.size + SPAN.size * count
+    buffers = [view[offset : offset + nbytes] for offset, nbytes in spans]
+    before = (Unpacking.namespace, Unpacking.device)
+    Unpacking.namespace, Unpacking.device = namespace, device
+    try:
+        return pickle.loads(view[begin : begin + length], buffers=buffers)
+    finally:
+        Unpacking.namespace, Unpacking.device = before

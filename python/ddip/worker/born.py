@@ -1,0 +1,73 @@
+"""A worker's life: environment, seeds, threads, the control thread, then cells until the group stops."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import sys
+from typing import Any, Optional
+
+from ddip import _worker
+from ddip.worker import collectives, runner, store, streams
+
+# Filled in once, in live(); read by ddip.rank() and friends.
+control: Optional[_worker.Control] = None
+rank = 0
+
+
+def live(own_rank: int, incarnation: int, environment: dict[str, str], descriptors: list[int], about: dict[str, Any]) -> None:
+    global control, rank
+    rank = own_rank
+    restore_environment(environment)
+    reset_limits()
+    set_threads(int(environment.get("OMP_NUM_THREADS", "1")))
+    seed(int(environment.get("DDIP_SEED", "0")) + own_rank)
+    listener = descriptors[1] if len(descriptors) > 1 else None
+    signal.signal(signal.SIGINT, on_sigint)
+    control = _worker.Control(descriptors[0], own_rank, incarnation, {**about, "rank": own_rank})
+    streams.install(control)
+    store.host_when_torch_is_loaded(listener)
+    collectives.install(control)
+    code = runner.Runner(control).run_until_stopped()
+    # Threads of the user's may never end; what atexit promises is done, the rest goes with the process.
+    import atexit
+
+    atexit._run_exitfuncs()
+    os._exit(code)
+
+
+def on_sigint(number: int, frame: Any) -> None:
+    """An interrupt reaches only the cell it was meant for: outside a cell it is nobody's."""
+    if control is not None and control.armed():
+        raise KeyboardInterrupt
+
+
+def restore_environment(environment: dict[str, str]) -> None:
+    """The warm parent ran with one thread and NVML checks; the worker has the user's values."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.pop(name, None)
+    os.environ.update(environment)
+
+
+def reset_limits() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+
+
+def set_threads(count: int) -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(count)
+
+
+def seed(value: int) -> None:
+    """Forks of one parent would all draw the same numbers."""
+    random.seed(value)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(value % 2**32)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(value)

@@ -1,0 +1,179 @@
+"""torch.distributed as seen by the control thread: which collective the main thread waits in, which sockets belong to
+which process group (so that an interrupt can end a blocked Gloo operation), and how to make the groups anew."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from typing import Any, Callable
+
+from ddip import _worker
+
+OPERATIONS = (
+    "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "all_to_all_single", "barrier",
+    "broadcast", "broadcast_object_list", "gather", "gather_object", "monitored_barrier", "recv", "recv_object_list", "reduce",
+    "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send", "send_object_list",
+)  # fmt: skip
+
+_control: Any = None
+_patched = False
+# How the default group was made, to make it again: (args, kwargs) of init_process_group.
+_made: dict[str, Any] = {}
+
+
+def install(control: Any) -> None:
+    global _control
+    _control = control
+    patch_when_loaded()
+
+
+def patch_when_loaded() -> None:
+    """Now if torch.distributed is there, else when it is imported."""
+    if "torch.distributed" in sys.modules:
+        patch()
+        return
+    import importlib.abc
+    import importlib.util
+
+    class Finder(importlib.abc.MetaPathFinder):
+        def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+            if name != "torch.distributed":
+                return None
+            sys.meta_path.remove(self)
+            spec = importlib.util.find_spec(name)
+            if spec is None or spec.loader is None:
+                return spec
+            execute = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                patch()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+            return spec
+
+    sys.meta_path.insert(0, Finder())
+
+
+def patch() -> None:
+    global _patched
+    if _patched:
+        return
+    _patched = True
+    import torch.distributed as distributed
+    from torch.distributed import distributed_c10d as c10d
+
+    if not distributed.is_available():
+        return
+    for name in OPERATIONS:
+        if hasattr(c10d, name):
+            replace(distributed, c10d, name, marked(name, getattr(c10d, name)))
+    replace(distributed, c10d, "init_process_group", remembering(c10d.init_process_group))
+    replace(distributed, c10d, "new_group", watching_sockets(c10d.new_group))
+    replace(distributed, c10d, "destroy_process_group", forgetting(c10d.destroy_process_group))
+
+
+def replace(distributed: Any, c10d: Any, name: str, function: Callable[..., Any]) -> None:
+    setattr(c10d, name, function)
+    setattr(distributed, name, function)
+
+
+def group_name(group: Any) -> str:
+    if group is None:
+        from torch.distributed import distributed_c10d as c10d
+
+        group = c10d._get_default_group() if c10d.is_initialized() else None
+    return str(getattr(group, "group_name", "") or "default")
+
+
+def marked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _control.enter_collective(name, group_name(kwargs.get("group")))
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _control.leave_collective()
+
+    return call
+
+
+def store_port() -> int:
+    return int(os.environ.get("MASTER_PORT", "0") or 0)
+
+
+def watching_sockets(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Connections that appear while a group is made are that group's."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before = set(_worker.connected_sockets(store_port()))
+        _control.enter_collective("new_group", "")
+        try:
+            group = function(*args, **kwargs)
+        finally:
+            _control.leave_collective()
+        new = [number for number in _worker.connected_sockets(store_port()) if number not in before]
+        _control.add_group(group_name(group), new)
+        return group
+
+    return call
+
+
+def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        from ddip.worker import store
+
+        store.host_now()
+        made = {"args": args, "kwargs": kwargs}
+        before = set(_worker.connected_sockets(store_port()))
+        _control.enter_collective("init_process_group", "")
+        try:
+            function(*args, **kwargs)
+        finally:
+            _control.leave_collective()
+        new = [number for number in _worker.connected_sockets(store_port()) if number not in before]
+        _control.add_group(group_name(None), new)
+        _made.clear()
+        _made.update(made)
+
+    return call
+
+
+def forgetting(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(group: Any = None) -> Any:
+        name = group_name(group)
+        try:
+            return function(group)
+        finally:
+            _control.remove_group(name)
+            if group is None:
+                _made.clear()
+
+    return call
+
+
+def rebuild(attempt: int) -> list[str]:
+    """Makes the default group again under a new store prefix. Returns the names of the groups made."""
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
+    if "torch.distributed" not in sys.modules:
+        return []
+    import torch.distributed as distributed
+
+    made = dict(_made)
+    if distributed.is_initialized():
+        try:
+            distributed.destroy_process_group()
+        except RuntimeError:
+            # A group whose connections are gone cannot say goodbye; torch has forgotten it all the same.
+            pass
+    if not made and not distributed.is_available():
+        return []
+    args, kwargs = made.get("args", ()), made.get("kwargs", {})
+    if not args and not kwargs:
+        args = (os.environ.get("DDIP_BACKEND", "gloo"),)
+    distributed.init_process_group(*args, **kwargs)
+    return ["default"]

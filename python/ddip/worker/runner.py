@@ -1,0 +1,62 @@
+"""Takes tasks from the control thread and runs them on the main thread, one ending each."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from typing import Any, Callable
+
+from ddip.worker import shell, store, streams, tasks
+
+
+class Runner:
+    def __init__(self, control: Any) -> None:
+        self._control = control
+        self._collect = os.environ.get("DDIP_GC", "1") == "1"
+
+    def run_until_stopped(self) -> int:
+        """Returns the process's exit code."""
+        while True:
+            try:
+                task = self._control.next_task(1000)
+                if task is None:
+                    continue
+                if task is False:
+                    return 0
+                self.run_one(*task)
+            except KeyboardInterrupt:
+                continue  # a stray SIGINT between cells is nobody's
+
+    def run_one(self, cell: int, body: dict[str, Any], descriptors: list[int]) -> None:
+        store.host_now()
+        run: Callable[..., tuple[dict[str, Any], list[int]]] = tasks.TASKS[body.get("kind", "cell")]
+        begun = time.perf_counter()
+        ending: dict[str, Any] = {"outcome": "interrupted"}
+        payload: list[int] = []
+        streams.set_current_cell(cell)
+        self._control.enter(cell)
+        try:
+            ending, payload = run(self._control, cell, body, descriptors)
+        except SystemExit as stop:
+            ending = {"outcome": "error", "type": "SystemExit", "message": str(stop), "traceback": f"SystemExit: {stop}\n"}
+        except BaseException as error:
+            ending = tasks.failure(error)
+        self._leave()
+        streams.set_current_cell(0)
+        ending["seconds"] = time.perf_counter() - begun
+        self._control.finish(cell, ending, payload)
+        if self._collect and body.get("kind", "cell") == "cell" and ending["seconds"] > 0.05:
+            gc.collect()
+
+    def _leave(self) -> None:
+        """After leave() no interrupt raises any more; one that was on its way may raise before."""
+        while True:
+            try:
+                self._control.leave()
+                return
+            except KeyboardInterrupt:
+                continue
+
+
+__all__ = ["Runner", "shell"]

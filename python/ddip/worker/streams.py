@@ -1,0 +1,98 @@
+"""sys.stdout and sys.stderr of a worker: every write is tagged with the cell that the writing thread belongs to.
+
+A thread belongs to the cell whose code started it, also after that cell has ended.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+from typing import Any
+
+OUT, ERR = 1, 2
+
+_of_thread = threading.local()
+
+
+def current_cell() -> int:
+    return getattr(_of_thread, "cell", 0)
+
+
+def set_current_cell(cell: int) -> None:
+    _of_thread.cell = cell
+
+
+class RankStream(io.TextIOBase):
+    """Text goes straight to the control thread. It says it is no terminal, has no descriptor trouble: fileno() is 1 or 2."""
+
+    encoding = "utf-8"
+    errors = "replace"
+
+    def __init__(self, control: Any, number: int, name: str) -> None:
+        self._control = control
+        self._number = number
+        self.name = name
+        self.buffer = RankBuffer(self)
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        if text:
+            self.write_bytes(text.encode("utf-8", "replace"))
+        return len(text)
+
+    def write_bytes(self, data: bytes) -> None:
+        self._control.write(current_cell(), self._number, data)
+
+    def flush(self) -> None:
+        pass
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        return self._number
+
+
+class RankBuffer(io.RawIOBase):
+    """sys.stdout.buffer, for those who write bytes."""
+
+    def __init__(self, stream: RankStream) -> None:
+        self._stream = stream
+
+    def write(self, data: Any) -> int:
+        data = bytes(data)
+        if data:
+            self._stream.write_bytes(data)
+        return len(data)
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+
+def install(control: Any) -> None:
+    sys.stdout = RankStream(control, OUT, "<stdout>")
+    sys.stderr = RankStream(control, ERR, "<stderr>")
+    inherit_cell_in_threads()
+
+
+def inherit_cell_in_threads() -> None:
+    start, bootstrap = threading.Thread.start, threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+    def start_with_cell(self: threading.Thread) -> None:
+        self._ddip_cell = current_cell()  # type: ignore[attr-defined]
+        start(self)
+
+    def bootstrap_with_cell(self: threading.Thread) -> None:
+        set_current_cell(getattr(self, "_ddip_cell", 0))
+        bootstrap(self)
+
+    threading.Thread.start = start_with_cell  # type: ignore[method-assign]
+    threading.Thread._bootstrap_inner = bootstrap_with_cell  # type: ignore[attr-defined]

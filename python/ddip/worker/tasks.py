@@ -1,0 +1,131 @@
+"""What a worker can be asked to do. Each task returns (ending, descriptors); a raised error becomes a failure."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import traceback
+from typing import Any
+
+from ddip import values
+from ddip.worker import shell
+
+Ending = tuple[dict[str, Any], list[int]]
+
+# A result larger than this stays on the worker; the client gets its repr and a handle.
+LARGE_VALUE = 1 << 20
+
+_staged: dict[int, dict[str, Any]] = {}
+
+
+def namespace() -> dict[str, Any]:
+    return sys.modules["__main__"].__dict__
+
+
+def failure(error: BaseException) -> dict[str, Any]:
+    outcome = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
+    return {
+        "outcome": outcome,
+        "type": type(error).__name__,
+        "message": str(error),
+        "traceback": shell.format_error(error),
+    }
+
+
+def run_cell(control: Any, cell: int, body: dict[str, Any], descriptors: list[int]) -> Ending:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if body.get("memory") else 0
+    outcome = shell.run(body["code"], cell)
+    if outcome.error is not None:
+        return failure(outcome.error), []
+    ending: dict[str, Any] = {"outcome": "ok"}
+    payload: list[int] = []
+    if body.get("want_value") and outcome.has_value:
+        ending["value"], payload = carry(outcome.value)
+    if body.get("memory"):
+        ending["memory"] = memory_footer(before)
+    return ending, payload
+
+
+def carry(value: Any) -> tuple[dict[str, Any], list[int]]:
+    """The value itself if it can travel and is small, else a repr and a name to fetch it by."""
+    text = shell.safe_repr(value)
+    try:
+        packed = values.pack(value)
+    except Exception:
+        return {"repr": text, "why": "it cannot be pickled"}, []
+    if packed.size > LARGE_VALUE:
+        packed.close()
+        namespace()["_ddip_last"] = value
+        return {"repr": text, "why": f"it is large ({packed.size >> 20} MiB)", "handle": "_ddip_last"}, []
+    return {"repr": text, "packed": True}, [packed.release()]
+
+
+def memory_footer(before: int) -> dict[str, Any]:
+    with open("/proc/self/statm") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    footer = {"rss": resident, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "peak_before": before * 1024}
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        footer["cuda"] = torch.cuda.memory_allocated()
+        footer["cuda_peak"] = torch.cuda.max_memory_allocated()
+    return footer
+
+
+def call(control: Any, cell: int, body: dict[str, Any], descriptors: list[int]) -> Ending:
+    function, args, kwargs = values.unpack(descriptors[0], namespace())
+    result = function(*args, **kwargs)
+    try:
+        return {"outcome": "ok", "value": {"packed": True}}, [values.pack(result).release()]
+    except Exception as error:
+        return {"outcome": "ok", "value": {"repr": shell.safe_repr(result), "why": f"it cannot be pickled: {error}"}}, []
+
+
+def stage(control: Any, cell: int, body: dict[str, Any], descriptors: list[int]) -> Ending:
+    """First half of a push: nothing is visible yet."""
+    _staged[body["push"]] = values.unpack(descriptors[0], namespace(), device=os.environ.get("DDIP_DEVICE", "cpu"))
+    return {"outcome": "ok"}, []
+
+
+def commit(control: Any, cell: int, body: dict[str, Any], descriptors: list[int]) -> Ending:
+    staged = _staged.pop(body["push"], {})
+    if body["keep"]:
+        namespace().update(staged)
+    return {"outcome": "ok"}, []
+
+
+def pull(control: Any, cell: int, body: dict[str, Any], descriptors: list[int]) -> Ending:
+    found = {}
+    for name in body["names"]:
+        if name not in namespace():
+            raise NameError(f"name '{name}' is not defined on rank {os.environ.get('RANK')}")
+        found[name] = namespace()[name]
+    return {"outcome": "ok", "value": {"packed": True}}, [values.pack(found).release()]
+
+
+def complete(control: Any, cell: int, body: dict[str, Any], descriptors: list[int]) -> Ending:
+    return {"outcome": "ok", **shell.complete(body["code"], body["cursor"])}, []
+
+
+def inspect(control: Any, cell: int, body: dict[str, Any], descriptors: list[int]) -> Ending:
+    return {"outcome": "ok", **shell.inspect(body["code"], body["cursor"], body.get("detail", 0))}, []
+
+
+def rebuild(control: Any, cell: int, body: dict[str, Any], descriptors: list[int]) -> Ending:
+    from ddip.worker import collectives
+
+    return {"outcome": "ok", "groups": collectives.rebuild(body["attempt"])}, []
+
+
+TASKS = {
+    "cell": run_cell,
+    "call": call,
+    "stage": stage,
+    "commit": commit,
+    "pull": pull,
+    "complete": complete,
+    "inspect": inspect,
+    "rebuild": rebuild,
+}
+
+__all__ = ["TASKS", "failure", "traceback"]

@@ -1,0 +1,374 @@
+#include "ddip/agent/agent.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/prctl.h>
+
+#include <map>
+#include <optional>
+
+#include "ddip/base/check.h"
+#include "ddip/base/log.h"
+#include "ddip/net/local_socket.h"
+#include "ddip/wire/channel.h"
+
+namespace ddip::agent {
+namespace {
+
+using namespace std::chrono_literals;
+using wire::json;
+using wire::Message;
+using wire::Type;
+
+constexpr const char* kMarkerName = "DDIP_GROUP";
+// The warm parent reaps a worker and tells us; if it does not, the pidfd alone is proof enough after this long.
+constexpr auto kReapPatience = 100ms;
+
+struct Worker {
+  int rank = 0;
+  uint32_t incarnation = 0;
+  pid_t pid = 0;
+  bool exec = false;
+  std::unique_ptr<wire::Channel> channel;
+  std::optional<json> ending;  // how it ended, once that is known
+  Fd pidfd;
+  net::Loop::Handle died;
+  net::Loop::Handle patience;
+};
+
+json to_json(const Ending& ending) {
+  return {{"exit_code", ending.exit_code}, {"signal", ending.signal}, {"why", ddip::describe(ending)},
+          {"user_seconds", ending.user_seconds}, {"system_seconds", ending.system_seconds}, {"max_rss_kib", ending.max_rss_kib}};
+}
+
+}  // namespace
+
+struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
+  Core(net::Loop& loop, Options options, Emit emit) : loop(loop), options(std::move(options)), emit(std::move(emit)) {
+    // Orphaned grandchildren of workers become ours, so that nothing escapes a sweep and the status of workers whose
+    // warm parent died still reaches us.
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  }
+
+  // ---- warm parent
+
+  void start_warm_parent() {
+    if (warm_channel || options.start == Start::exec) return;
+    auto [ours, theirs] = net::socket_pair();
+    Command command;
+    command.argv = {options.python, "-m", "ddip.worker", "warm", "3"};
+    command.environment = options.environment;
+    // Nothing parallel may run in the parent: a thread pool does not survive a fork. Workers restore the user's values.
+    for (const char* name : {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"}) command.environment[name] = "1";
+    // Otherwise torch.cuda.is_available() alone makes CUDA unusable after a fork.
+    command.environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1";
+    command.environment[kMarkerName] = options.marker;
+    command.folder = options.folder;
+    command.descriptors = {theirs.get()};
+    warm_pid = start(command);
+    warm_pidfd = open_pidfd(warm_pid);
+    log("warm parent {} started", warm_pid);
+    std::weak_ptr<Core> weak = weak_from_this();
+    warm_channel = std::make_unique<wire::Channel>(
+        loop, std::move(ours),
+        wire::Channel::Events{[weak](Message message) {
+                                if (auto self = weak.lock()) self->on_warm_message(std::move(message));
+                              },
+                              [weak](const std::string& reason) {
+                                if (auto self = weak.lock()) self->on_warm_gone(reason);
+                              },
+                              nullptr});
+    warm_died = loop.when_readable(warm_pidfd.get(), [weak] {
+      if (auto self = weak.lock()) self->on_warm_gone("it died");
+    });
+  }
+
+  void on_warm_message(Message message) {
+    switch (message.type) {
+      case Type::warmed: {
+        warmed = true;
+        warm_report = message.body;
+        std::string unsafe = message.body.value("unsafe", "");
+        if (!unsafe.empty()) {
+          note(fmt::format("workers are started by exec: forking is not safe here ({})", unsafe));
+          options.start = Start::exec;
+        }
+        std::vector<Message> waiting = std::move(waiting_spawns);
+        waiting_spawns.clear();
+        for (Message& spawn : waiting) spawn_worker(spawn);
+        return;
+      }
+      case Type::forked: {
+        auto found = workers.find(message.rank);
+        if (found == workers.end() || found->second.incarnation != message.id) return;
+        adopt(found->second, message.body.at("pid").get<pid_t>());
+        return;
+      }
+      case Type::child_exited: {
+        pid_t pid = message.body.at("pid").get<pid_t>();
+        for (auto& [rank, worker] : workers) {
+          if (worker.pid == pid) {
+            return worker_gone(rank, worker.incarnation, message.body);
+          }
+        }
+        early_exits[pid] = message.body;
+        return;
+      }
+      default:
+        log("warm parent sent {}, ignored", wire::name_of(message.type));
+    }
+  }
+
+  void on_warm_gone(const std::string& reason) {
+    if (!warm_channel) return;
+    log("warm parent {} is gone: {}", warm_pid, reason);
+    warm_channel.reset();
+    warm_died.cancel();
+    ::kill(warm_pid, SIGKILL);
+    Ending ending;
+    std::string how = reap(warm_pid, ending) ? ddip::describe(ending) : reason;
+    warm_pid = 0;
+    bool was_warm = std::exchange(warmed, false);
+    // Workers live on: they are ours now (subreaper). Those that were never forked must be started anew.
+    std::vector<Message> waiting = std::move(waiting_spawns);
+    waiting_spawns.clear();
+    for (Message& spawn : waiting) emit_exit(spawn.rank, static_cast<uint32_t>(spawn.id), {{"why", "the warm parent did not start: " + how}});
+    std::vector<std::pair<int, uint32_t>> unborn;
+    for (auto& [rank, worker] : workers) {
+      if (worker.pid == 0) unborn.emplace_back(rank, worker.incarnation);
+    }
+    for (auto [rank, incarnation] : unborn) worker_gone(rank, incarnation, {{"why", "the warm parent died before forking it"}});
+    if (was_warm && unborn.empty()) note("the warm parent is gone (" + how + "); workers live on, the next start warms a new one");
+  }
+
+  // ---- workers
+
+  void spawn_worker(Message& message) {
+    if (options.start == Start::fork) {
+      if (!warm_channel) {
+        try {
+          start_warm_parent();
+        } catch (const std::exception& error) {
+          return emit_exit(message.rank, static_cast<uint32_t>(message.id), {{"why", error.what()}});
+        }
+      }
+      if (!warmed) {
+        waiting_spawns.push_back(std::move(message));
+        return;
+      }
+    }
+    DDIP_CHECK(!workers.contains(message.rank), "spawn of a rank that still has a process");
+    auto [ours, theirs] = net::socket_pair();
+    Worker& worker = workers[message.rank];
+    worker.rank = message.rank;
+    worker.incarnation = static_cast<uint32_t>(message.id);
+    worker.exec = options.start == Start::exec;
+    open_channel(worker, std::move(ours));
+    std::vector<Fd> descriptors;
+    descriptors.push_back(std::move(theirs));
+    if (message.rank == 0 && options.store_listener) descriptors.push_back(options.store_listener.duplicate());
+    if (worker.exec) {
+      exec_worker(worker, message, descriptors);
+    } else {
+      Message fork{Type::fork, message.rank, message.epoch, message.id, {{"environment", message.body.at("environment")}}, std::move(descriptors)};
+      warm_channel->send(fork);
+    }
+  }
+
+  void exec_worker(Worker& worker, const Message& message, const std::vector<Fd>& descriptors) {
+    Command command;
+    command.argv = {options.python, "-m", "ddip.worker", "exec", std::to_string(worker.rank), std::to_string(worker.incarnation),
+                    std::to_string(descriptors.size())};
+    command.environment = options.environment;
+    for (const auto& [name, value] : message.body.at("environment").items()) command.environment[name] = value.get<std::string>();
+    command.environment[kMarkerName] = options.marker;
+    command.folder = options.folder;
+    for (const Fd& fd : descriptors) command.descriptors.push_back(fd.get());
+    try {
+      adopt(worker, start(command));
+    } catch (const std::exception& error) {
+      worker_gone(worker.rank, worker.incarnation, {{"why", error.what()}});
+    }
+  }
+
+  void open_channel(Worker& worker, Fd socket) {
+    std::weak_ptr<Core> weak = weak_from_this();
+    int rank = worker.rank;
+    uint32_t incarnation = worker.incarnation;
+    worker.channel = std::make_unique<wire::Channel>(
+        loop, std::move(socket),
+        wire::Channel::Events{[weak, rank, incarnation](Message message) {
+                                if (auto self = weak.lock()) self->on_worker_message(rank, incarnation, std::move(message));
+                              },
+                              [weak, rank, incarnation](const std::string& reason) {
+                                if (auto self = weak.lock()) self->on_worker_silent(rank, incarnation, reason);
+                              },
+                              nullptr});
+  }
+
+  void adopt(Worker& worker, pid_t pid) {
+    worker.pid = pid;
+    if (auto early = early_exits.find(pid); early != early_exits.end()) {
+      json ending = early->second;
+      early_exits.erase(early);
+      return worker_gone(worker.rank, worker.incarnation, ending);
+    }
+    worker.pidfd = open_pidfd(pid);
+    std::weak_ptr<Core> weak = weak_from_this();
+    int rank = worker.rank;
+    uint32_t incarnation = worker.incarnation;
+    auto died = [weak, rank, incarnation] {
+      if (auto self = weak.lock()) self->on_worker_died(rank, incarnation);
+    };
+    if (worker.pidfd) {
+      worker.died = loop.when_readable(worker.pidfd.get(), died);
+    } else {
+      loop.post(died);  // already gone
+    }
+  }
+
+  void on_worker_message(int rank, uint32_t incarnation, Message message) {
+    message.rank = rank;
+    if (message.type == Type::ready) {
+      message.type = Type::joined;
+      message.id = incarnation;
+    }
+    emit(std::move(message));
+  }
+
+  // The control socket closed but the process may live (it exec'd something, say): a worker nobody can talk to is of
+  // no use, so it is ended; its death then takes the ordinary way.
+  void on_worker_silent(int rank, uint32_t incarnation, const std::string& reason) {
+    Worker* worker = current(rank, incarnation);
+    if (!worker) return;
+    if (worker->ending) return announce_gone(rank, incarnation);
+    if (worker->pid == 0) return;
+    log("rank {} (pid {}): control socket {}", rank, worker->pid, reason);
+    std::weak_ptr<Core> weak = weak_from_this();
+    worker->patience = loop.after(kReapPatience, [weak, rank, incarnation] {
+      auto self = weak.lock();
+      if (!self) return;
+      if (Worker* worker = self->current(rank, incarnation)) ::kill(worker->pid, SIGKILL);
+    });
+  }
+
+  void on_worker_died(int rank, uint32_t incarnation) {
+    Worker* worker = current(rank, incarnation);
+    if (!worker || worker->ending) return;
+    worker->died.cancel();
+    Ending ending;
+    if (reap(worker->pid, ending)) return worker_gone(rank, incarnation, to_json(ending));
+    // Not our child: the warm parent's word follows in a moment.
+    std::weak_ptr<Core> weak = weak_from_this();
+    worker->patience = loop.after(kReapPatience, [weak, rank, incarnation] {
+      auto self = weak.lock();
+      if (!self) return;
+      Worker* worker = self->current(rank, incarnation);
+      if (!worker) return;
+      Ending late;
+      json how = reap(worker->pid, late) ? to_json(late) : json{{"why", "died (its parent could not say how)"}};
+      self->worker_gone(rank, incarnation, how);
+    });
+  }
+
+  // The process is gone. What it wrote before is still in its socket, so the end is announced when that has been read
+  // to its end; a child that inherited the socket may hold it open, hence the patience.
+  void worker_gone(int rank, uint32_t incarnation, json how) {
+    Worker* worker = current(rank, incarnation);
+    if (!worker || worker->ending) return;
+    if (worker->pid > 0) ::kill(-worker->pid, SIGKILL);  // its children: loader workers, subprocesses
+    how["pid"] = worker->pid;
+    worker->ending = std::move(how);
+    worker->died.cancel();
+    if (!worker->channel->open()) return announce_gone(rank, incarnation);
+    std::weak_ptr<Core> weak = weak_from_this();
+    worker->patience = loop.after(kReapPatience, [weak, rank, incarnation] {
+      if (auto self = weak.lock()) self->announce_gone(rank, incarnation);
+    });
+  }
+
+  void announce_gone(int rank, uint32_t incarnation) {
+    Worker* worker = current(rank, incarnation);
+    if (!worker) return;
+    json how = std::move(*worker->ending);
+    workers.erase(rank);
+    emit_exit(rank, incarnation, std::move(how));
+  }
+
+  void emit_exit(int rank, uint32_t incarnation, json how) {
+    emit({Type::exited, rank, 0, incarnation, std::move(how), {}});
+  }
+
+  Worker* current(int rank, uint32_t incarnation) {
+    auto found = workers.find(rank);
+    return found != workers.end() && found->second.incarnation == incarnation ? &found->second : nullptr;
+  }
+
+  void kill_worker(int rank, uint32_t incarnation) {
+    for (auto waiting = waiting_spawns.begin(); waiting != waiting_spawns.end(); ++waiting) {
+      if (waiting->rank == rank && waiting->id == incarnation) {
+        waiting_spawns.erase(waiting);
+        return emit_exit(rank, incarnation, {{"why", "cancelled before it started"}});
+      }
+    }
+    Worker* worker = current(rank, incarnation);
+    if (!worker) return;
+    if (worker->pid > 0) {
+      ::kill(-worker->pid, SIGKILL);
+      ::kill(worker->pid, SIGKILL);
+    }
+  }
+
+  void to_workers(const Message& message) {
+    std::string bytes = wire::encode(message);
+    if (message.rank != wire::kNoRank) return to_worker(message.rank, bytes, message.descriptors);
+    for (const json& rank : message.body.at("ranks")) to_worker(rank.get<int>(), bytes, message.descriptors);
+  }
+
+  void to_worker(int rank, const std::string& bytes, const std::vector<Fd>& descriptors) {
+    auto found = workers.find(rank);
+    if (found != workers.end() && found->second.channel) found->second.channel->send_encoded(bytes, descriptors);
+  }
+
+  void note(const std::string& text) { emit({Type::host_note, wire::kNoRank, 0, 0, {{"text", text}}, {}}); }
+
+  net::Loop& loop;
+  Options options;
+  Emit emit;
+  pid_t warm_pid = 0;
+  Fd warm_pidfd;
+  std::unique_ptr<wire::Channel> warm_channel;
+  net::Loop::Handle warm_died;
+  bool warmed = false;
+  json warm_report = json::object();
+  std::map<int, Worker> workers;
+  std::vector<Message> waiting_spawns;      // until the warm parent is warm
+  std::map<pid_t, json> early_exits;        // a child that ended before `forked` told us its pid
+};
+
+Agent::Agent(net::Loop& loop, Options options, Emit emit) : core_(std::make_shared<Core>(loop, std::move(options), std::move(emit))) {}
+
+Agent::~Agent() = default;
+
+void Agent::on_message(Message message) {
+  switch (message.type) {
+    case Type::spawn:
+      return core_->spawn_worker(message);
+    case Type::kill:
+      return core_->kill_worker(message.rank, static_cast<uint32_t>(message.id));
+    default:
+      return core_->to_workers(message);
+  }
+}
+
+void Agent::warm_up() { core_->start_warm_parent(); }
+
+void Agent::sweep_all() { agent::sweep(kMarkerName, core_->options.marker, {}); }
+
+json Agent::describe() const {
+  return {{"warm_parent", core_->warm_pid},
+          {"start", core_->options.start == Start::fork ? "fork" : "exec"},
+          {"warm", core_->warm_report}};
+}
+
+}  // namespace ddip::agent

@@ -1,0 +1,140 @@
+#include "ddip/agent/process.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "ddip/base/error.h"
+
+namespace ddip::agent {
+namespace {
+
+std::vector<char*> pointers(std::vector<std::string>& strings) {
+  std::vector<char*> result;
+  for (std::string& text : strings) result.push_back(text.data());
+  result.push_back(nullptr);
+  return result;
+}
+
+// The child's side, between fork and exec. Never returns; a failure travels back through the pipe as errno.
+[[noreturn]] void become(const Command& command, char* const* argv, char* const* envp, int report) {
+  auto give_up = [&] {
+    int error = errno;
+    [[maybe_unused]] ssize_t written = ::write(report, &error, sizeof error);
+    ::_exit(127);
+  };
+  ::setpgid(0, 0);
+  // Move everything we keep above the numbers we are about to fill, then down to its place.
+  std::vector<int> keep = {command.output, command.error};
+  keep.insert(keep.end(), command.descriptors.begin(), command.descriptors.end());
+  int floor = 3 + static_cast<int>(command.descriptors.size());
+  for (int& fd : keep) {
+    if (fd >= 0 && (fd = ::fcntl(fd, F_DUPFD_CLOEXEC, floor)) < 0) give_up();
+  }
+  report = ::fcntl(report, F_DUPFD_CLOEXEC, floor);
+  if (!command.keep_input) {
+    int null = ::open("/dev/null", O_RDONLY);
+    if (null < 0 || ::dup2(null, 0) < 0) give_up();
+  }
+  if (keep[0] >= 0 && ::dup2(keep[0], 1) < 0) give_up();
+  if (keep[1] >= 0 && ::dup2(keep[1], 2) < 0) give_up();
+  for (size_t index = 2; index < keep.size(); ++index) {
+    if (::dup2(keep[index], static_cast<int>(index) + 1) < 0) give_up();
+  }
+  // Close-on-exec for all the rest, the report pipe included: exec closes it, which is how the parent learns of success.
+  ::syscall(SYS_close_range, static_cast<unsigned>(floor), ~0u, 4u /* CLOSE_RANGE_CLOEXEC */);
+  if (!command.folder.empty() && ::chdir(command.folder.c_str()) != 0) give_up();
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  for (int signal : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGXFSZ}) ::signal(signal, SIG_DFL);
+  ::execvpe(argv[0], argv, envp);
+  give_up();
+  ::_exit(127);
+}
+
+}  // namespace
+
+pid_t start(const Command& command) {
+  std::vector<std::string> arguments = command.argv;
+  std::vector<std::string> variables;
+  for (const auto& [name, value] : command.environment) variables.push_back(name + "=" + value);
+  std::vector<char*> argv = pointers(arguments);
+  std::vector<char*> envp = pointers(variables);
+  int report[2];
+  if (::pipe2(report, O_CLOEXEC) != 0) throw_errno("pipe");
+  Fd read_end(report[0]), write_end(report[1]);
+  pid_t pid = ::fork();
+  if (pid < 0) throw_errno("fork");
+  if (pid == 0) become(command, argv.data(), envp.data(), write_end.get());
+  ::setpgid(pid, pid);  // on both sides of the fork: whoever comes first
+  write_end.reset();
+  int error = 0;
+  ssize_t count;
+  do count = ::read(read_end.get(), &error, sizeof error);
+  while (count < 0 && errno == EINTR);
+  if (count == sizeof error) {
+    ::waitpid(pid, nullptr, 0);
+    throw ConfigError(fmt::format("cannot start {}: {}", command.argv.at(0), std::strerror(error)));
+  }
+  return pid;
+}
+
+Fd open_pidfd(pid_t pid) { return Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))); }
+
+std::vector<pid_t> processes_with(const std::string& name, const std::string& value) {
+  std::vector<pid_t> found;
+  std::string wanted = name + "=" + value;
+  DIR* folder = ::opendir("/proc");
+  if (!folder) throw_errno("open /proc");
+  while (dirent* entry = ::readdir(folder)) {
+    pid_t pid = std::atoi(entry->d_name);
+    if (pid <= 0 || pid == ::getpid()) continue;
+    std::ifstream file(fmt::format("/proc/{}/environ", pid), std::ios::binary);
+    std::stringstream text;
+    text << file.rdbuf();
+    std::string environment = std::move(text).str();
+    // A zombie has no environment left, so only live processes match.
+    std::string_view rest = environment;
+    while (!rest.empty()) {
+      size_t end = std::min(rest.find('\0'), rest.size());
+      if (rest.substr(0, end) == wanted) {
+        found.push_back(pid);
+        break;
+      }
+      rest.remove_prefix(std::min(end + 1, rest.size()));
+    }
+  }
+  ::closedir(folder);
+  return found;
+}
+
+size_t sweep(const std::string& name, const std::string& value, const std::vector<pid_t>& spare) {
+  size_t left = 0;
+  for (int round = 0; round < 20; ++round) {
+    left = 0;
+    for (pid_t pid : processes_with(name, value)) {
+      if (std::find(spare.begin(), spare.end(), pid) != spare.end()) continue;
+      ++left;
+      ::kill(pid, SIGKILL);
+    }
+    if (left == 0) break;
+    ::usleep(5000);  // a killed process needs a moment to go; nothing else runs in this process meanwhile
+    while (::waitpid(-1, nullptr, WNOHANG) > 0) {
+    }
+  }
+  return left;
+}
+
+}  // namespace ddip::agent

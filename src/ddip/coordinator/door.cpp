@@ -1,0 +1,130 @@
+#include "ddip/coordinator/door.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <bit>
+
+#include "ddip/base/error.h"
+#include "ddip/base/log.h"
+#include "ddip/net/local_socket.h"
+
+namespace ddip::coordinator {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kHandshakeTime = 5s;
+constexpr size_t kMaxPending = 32;
+
+// Every byte is looked at, so that timing tells nothing about the key.
+bool equal_keys(const std::string& left, const std::string& right) {
+  if (left.size() != right.size()) return false;
+  unsigned char difference = 0;
+  for (size_t index = 0; index < left.size(); ++index) difference |= static_cast<unsigned char>(left[index] ^ right[index]);
+  return difference == 0;
+}
+
+}  // namespace
+
+// Connected, not yet authenticated; nothing is told to it.
+struct Door::Pending {
+  pid_t pid = 0;
+  std::unique_ptr<wire::Channel> channel;
+  net::Loop::Handle deadline;
+};
+
+Door::Door(net::Loop& loop, Fd listener, std::string key, Events events)
+    : loop_(loop), listener_(std::move(listener)), key_(std::move(key)), events_(std::move(events)) {
+  accepting_ = loop_.when_readable(listener_.get(), [this] { accept_all(); });
+}
+
+Door::~Door() = default;
+
+Session* Door::find(uint64_t number) {
+  for (Session& session : sessions_) {
+    if (session.number == number) return &session;
+  }
+  return nullptr;
+}
+
+void Door::accept_all() {
+  while (pending_.size() < kMaxPending) {
+    Fd socket = net::accept_from(listener_.get());
+    if (!socket) return;
+    net::Peer peer = net::peer_of(socket.get());
+    if (!net::may_connect(peer)) {
+      // The first few and then every thousandth: a flood must not become a flood of log lines.
+      if (++refused_ <= 3 || refused_ % 1000 == 0) log("refused uid {} pid {} ({} so far)", peer.uid, peer.pid, refused_);
+      continue;
+    }
+    uint64_t number = ++last_number_;
+    auto pending = std::make_unique<Pending>();
+    pending->pid = peer.pid;
+    pending->channel = std::make_unique<wire::Channel>(
+        loop_, std::move(socket),
+        wire::Channel::Events{[this, number](wire::Message message) {
+                                if (pending_.contains(number)) return on_hello(number, std::move(message));
+                                if (Session* session = find(number)) events_.on_message(*session, std::move(message));
+                              },
+                              [this, number](const std::string& reason) {
+                                if (pending_.contains(number)) return drop_pending(number, reason);
+                                leave(number, reason);
+                              },
+                              [this, number] {
+                                if (Session* session = find(number)) events_.on_drained(*session);
+                              }},
+        net::kBodyCapBeforeHello);
+    pending->deadline = loop_.after(kHandshakeTime, [this, number] { drop_pending(number, "no hello in 5 s"); });
+    pending_.emplace(number, std::move(pending));
+  }
+}
+
+void Door::drop_pending(uint64_t number, const std::string& reason) {
+  if (++refused_ <= 3 || refused_ % 1000 == 0) log("dropped a connection before its hello: {} ({} so far)", reason, refused_);
+  // It may be in the middle of delivering a message of its own: it goes on the next turn.
+  auto found = pending_.find(number);
+  if (found == pending_.end()) return;
+  std::shared_ptr<Pending> gone = std::move(found->second);
+  pending_.erase(found);
+  loop_.post([this, gone] { accept_all(); });
+}
+
+void Door::on_hello(uint64_t number, wire::Message message) {
+  std::string role = message.type == wire::Type::hello ? message.body.value("role", "") : "";
+  std::string key;
+  if (auto found = message.body.find("key"); found != message.body.end() && found->is_binary()) {
+    const auto& bytes = found->get_binary();
+    key.assign(bytes.begin(), bytes.end());
+  }
+  if (role != "client" || !equal_keys(key, key_)) {
+    return drop_pending(number, "bad hello (" + wire::name_of(message.type) + ")");
+  }
+  std::unique_ptr<Pending> pending = std::move(pending_.at(number));
+  pending_.erase(number);
+  Session& session = sessions_.emplace_back();
+  session.number = number;
+  session.client = message.body.value("client", "");
+  session.pid = pending->pid;
+  session.channel = std::move(pending->channel);
+  session.channel->raise_cap(net::kBodyCap);
+  // A forked child of the client keeps the socket open, so its death is seen through a pidfd, not through EOF.
+  session.pidfd = Fd(static_cast<int>(::syscall(SYS_pidfd_open, session.pid, 0)));
+  if (session.pidfd) session.died = loop_.when_readable(session.pidfd.get(), [this, number] { leave(number, "its process died"); });
+  events_.on_enter(session, std::move(message));
+}
+
+void Door::leave(uint64_t number, const std::string& reason) {
+  for (auto session = sessions_.begin(); session != sessions_.end(); ++session) {
+    if (session->number != number) continue;
+    events_.on_leave(*session, reason);
+    session->died.cancel();
+    // Destroyed on the next turn: its channel may be delivering right now.
+    auto gone = std::make_shared<std::list<Session>>();
+    gone->splice(gone->begin(), sessions_, session);
+    loop_.post([gone] {});
+    return;
+  }
+}
+
+}  // namespace ddip::coordinator

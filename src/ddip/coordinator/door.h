@@ -1,0 +1,65 @@
+// The door for clients: who may come in, and the handshake. Behind it a client is a Session.
+#pragma once
+
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "ddip/net/loop.h"
+#include "ddip/wire/channel.h"
+
+namespace ddip::coordinator {
+
+struct Session {
+  uint64_t number = 0;
+  std::string client;           // the name it gave: a notebook keeps it over kernel restarts
+  pid_t pid = 0;
+  std::unique_ptr<wire::Channel> channel;
+  std::set<uint64_t> cells;     // asked for by this session and not finished
+  bool follows_all = false;     // watches every cell of the group
+  bool only_unfinished = false; // …but nothing that was already over when it came:
+  uint64_t first_cell = 0;      // cells before this one are the past
+  uint64_t watch_request = 0;   // to be answered by caught_up; 0: none
+  uint64_t cursor = 0;          // last journal record it has been given, or did not care for
+  bool lagging = false;         // its queue was full: the rest comes from the journal
+  Fd pidfd;
+  net::Loop::Handle died;
+};
+
+class Door {
+ public:
+  struct Events {
+    std::function<void(Session&, wire::Message hello)> on_enter;
+    std::function<void(Session&, wire::Message)> on_message;
+    std::function<void(Session&, const std::string& reason)> on_leave;  // the session is destroyed after it
+    std::function<void(Session&)> on_drained;
+  };
+
+  Door(net::Loop& loop, Fd listener, std::string key, Events events);
+  ~Door();
+
+  std::list<Session>& sessions() { return sessions_; }
+  Session* find(uint64_t number);
+
+ private:
+  struct Pending;
+  void accept_all();
+  void on_hello(uint64_t number, wire::Message message);
+  void drop_pending(uint64_t number, const std::string& reason);
+  void leave(uint64_t number, const std::string& reason);
+
+  net::Loop& loop_;
+  Fd listener_;
+  std::string key_;
+  Events events_;
+  uint64_t last_number_ = 0;
+  std::map<uint64_t, std::unique_ptr<Pending>> pending_;
+  std::list<Session> sessions_;
+  net::Loop::Handle accepting_;
+  uint64_t refused_ = 0;
+};
+
+}  // namespace ddip::coordinator

@@ -1,0 +1,49 @@
+// What is written to descriptors 1 and 2, cell by cell. Each cell gets pipes of its own, so that what its subprocesses
+// print later still belongs to it; between cells another pair is in place.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "ddip/base/fd.h"
+#include "ddip/net/loop.h"
+
+namespace ddip::worker {
+
+enum class Stream : uint8_t { out = 1, err = 2 };
+
+class Capture {
+ public:
+  // Called with the bytes read, in order per stream, from whichever thread read them, under our lock.
+  using Sink = std::function<void(uint64_t cell, Stream stream, std::string bytes)>;
+
+  // From now on 1 and 2 are pipes that `loop`'s thread reads. C stdio becomes line-buffered.
+  Capture(net::Loop& loop, Sink sink);
+  ~Capture();
+
+  // Main thread: 1 and 2 now belong to this cell (0: between cells).
+  void switch_to(uint64_t cell);
+
+  // Any thread: reads what lies in this cell's pipe now, so that bytes written before a Python write stay before it.
+  void drain(uint64_t cell, Stream stream);
+  // Main thread: flushes C stdio too.
+  void flush(uint64_t cell);
+
+ private:
+  struct Pipe;
+  void read_all(Pipe& pipe);
+  void watch(const std::shared_ptr<Pipe>& pipe);
+  std::shared_ptr<Pipe> make_pipe(uint64_t cell, Stream stream, int target);
+
+  net::Loop& loop_;
+  Sink sink_;
+  std::mutex mutex_;  // guards all below
+  std::map<std::pair<uint64_t, Stream>, std::shared_ptr<Pipe>> pipes_;
+  std::string scratch_;
+};
+
+}  // namespace ddip::worker

@@ -1,0 +1,311 @@
+#include "ddip/worker/control.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "ddip/base/error.h"
+
+namespace ddip::worker {
+namespace {
+
+using namespace std::chrono_literals;
+using wire::json;
+using wire::Message;
+using wire::Type;
+
+constexpr size_t kMaxPendingBytes = 4u << 20;
+constexpr size_t kMaxChunk = 256u << 10;
+constexpr size_t kMaxTasks = 1024;
+
+// The ladder: soft at once, SIGINT after 0.1 s, the communicators after 0.4 s, a report at 0.7 s. Killing is nobody's
+// business here.
+constexpr auto kSignalAfter = 100ms;
+constexpr auto kAbortAfter = 300ms;
+constexpr auto kReportAfter = 300ms;
+// A peer failed while we sit in a collective with it: it will never come.
+constexpr auto kPeerAbortAfter = 1000ms;
+
+}  // namespace
+
+Control::Control(ControlOptions options)
+    : options_(std::move(options)), main_thread_(static_cast<pid_t>(::syscall(SYS_gettid))),
+      capture_(loop_, [this](uint64_t cell, Stream stream, std::string bytes) {
+        std::lock_guard lock(mutex_);
+        append({{Type::output, options_.rank, 0, cell, json::object(), {}}, std::move(bytes), stream});
+      }) {
+  // Signals are the main thread's.
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { run(); });
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Control::~Control() {
+  loop_.post([this] { loop_.stop(); });
+  thread_.join();
+}
+
+void Control::run() {
+  channel_ = std::make_unique<wire::Channel>(
+      loop_, std::move(options_.socket),
+      wire::Channel::Events{[this](Message message) { on_message(std::move(message)); },
+                            [](const std::string&) {
+                              // The agent is gone, and with it the group. Nothing of the user's is at stake here that
+                              // is not already lost; the whole process group goes, so no child stays behind.
+                              ::kill(0, SIGKILL);
+                              ::_exit(1);
+                            },
+                            [this] { flush(); }});
+  json about = options_.about;
+  about["pid"] = ::getpid();
+  channel_->send({Type::ready, options_.rank, 0, options_.incarnation, std::move(about), {}});
+  loop_.run();
+  channel_.reset();
+}
+
+void Control::on_message(Message message) {
+  switch (message.type) {
+    case Type::execute: {
+      std::lock_guard lock(mutex_);
+      if (tasks_.size() >= kMaxTasks) throw ProtocolError("task queue full");
+      tasks_.push_back(std::move(message));
+      changed_.notify_all();
+      return;
+    }
+    case Type::interrupt:
+      return message.body.value("because", "") == "peer" ? on_peer_failed(message) : on_interrupt(message);
+    case Type::why:
+      return answer_why(message);
+    case Type::ping:
+      channel_->send({Type::stacks, options_.rank, 0, message.id, {{"pong", true}}, {}});
+      return;
+    case Type::input_reply: {
+      std::lock_guard lock(mutex_);
+      reply_ = std::move(message.body);
+      changed_.notify_all();
+      return;
+    }
+    case Type::stop: {
+      std::lock_guard lock(mutex_);
+      ended_ = true;
+      changed_.notify_all();
+      return;
+    }
+    default:
+      throw ProtocolError("a worker does not expect " + wire::name_of(message.type));
+  }
+}
+
+// ---- interrupts
+
+bool Control::still_running(uint64_t cell) {
+  std::lock_guard lock(mutex_);
+  return current_ == cell;
+}
+
+// Under the lock, so that the cell cannot end between the look and the signal: a late interrupt never hits the runner
+// or the next cell.
+bool Control::send_interrupt(uint64_t cell, bool signal) {
+  std::lock_guard lock(mutex_);
+  if (current_ != cell) return false;
+  if (signal) ::syscall(SYS_tgkill, ::getpid(), main_thread_, SIGINT);
+  else options_.interrupt_interpreter();
+  return true;
+}
+
+void Control::on_interrupt(const Message& message) {
+  uint64_t cell = message.id;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto task = tasks_.begin(); task != tasks_.end(); ++task) {
+      if (task->id != cell) continue;
+      tasks_.erase(task);  // it had not begun
+      append({{Type::done, options_.rank, 0, cell, {{"outcome", "interrupted"}, {"why", "cancelled before it began"}}, {}}, {}, {}});
+      return;
+    }
+  }
+  climb(cell, 1);
+}
+
+void Control::climb(uint64_t cell, int rung) {
+  if (!still_running(cell)) return;
+  auto next = [this, cell, rung](std::chrono::nanoseconds pause) {
+    ladder_.timer = loop_.after(pause, [this, cell, rung] { climb(cell, rung + 1); });
+  };
+  switch (rung) {
+    case 1:
+      send_interrupt(cell, false);
+      return next(kSignalAfter);
+    case 2:
+      send_interrupt(cell, true);
+      return next(kAbortAfter);
+    case 3: {
+      if (auto in = collectives_.current()) {
+        int closed = collectives_.abort(in->group);
+        note(cell, fmt::format("interrupt: aborted {} on group '{}' ({} connections closed); that group is dead on every rank, "
+                               "group.rebuild() re-makes it", in->operation, in->group, closed));
+      }
+      return next(kReportAfter);
+    }
+    default:
+      note(cell, fmt::format("interrupt: rank {} goes on: {}", options_.rank, options_.read_stacks()));
+  }
+}
+
+// Another rank's cell failed. A collective that waits for it can only wait for ever; a computation may finish, and is
+// asked softly when its time is over. Never rung 3 outside a collective, never rung 4.
+void Control::on_peer_failed(const Message& message) {
+  uint64_t cell = message.id;
+  int peer = message.body.value("peer", -1);
+  auto settle = std::chrono::nanoseconds(static_cast<int64_t>(message.body.value("settle", 10.0) * 1e9));
+  auto deadline = std::chrono::steady_clock::now() + settle;
+  peer_timer_ = loop_.after(kPeerAbortAfter, [this, cell, peer, deadline] {
+    if (!still_running(cell)) return;
+    auto in = collectives_.current();
+    if (in && std::chrono::steady_clock::now() - in->since > kPeerAbortAfter / 2) {
+      collectives_.abort(in->group);
+      return note(cell, fmt::format("rank {} failed, so {} on group '{}' was aborted here; group.rebuild() re-makes it", peer, in->operation, in->group));
+    }
+    auto left = std::max(std::chrono::nanoseconds(0), std::chrono::nanoseconds(deadline - std::chrono::steady_clock::now()));
+    peer_timer_ = loop_.after(left, [this, cell, peer] {
+      if (send_interrupt(cell, false)) note(cell, fmt::format("rank {} failed; this rank was asked to stop (--settle)", peer));
+    });
+  });
+}
+
+void Control::answer_why(const Message& message) {
+  json body = {{"stack", options_.read_stacks()}};
+  {
+    std::lock_guard lock(mutex_);
+    body["cell"] = current_;
+    if (current_ != 0) body["seconds"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - since_).count();
+    body["queued"] = tasks_.size();
+  }
+  if (auto in = collectives_.current()) {
+    body["collective"] = {{"operation", in->operation}, {"group", in->group}, {"number", in->number},
+                          {"seconds", std::chrono::duration<double>(std::chrono::steady_clock::now() - in->since).count()}};
+  }
+  body["dead_groups"] = collectives_.dead_groups();
+  channel_->send({Type::stacks, options_.rank, 0, message.id, std::move(body), {}});
+}
+
+// ---- main thread
+
+std::variant<std::monostate, Control::Task, Control::Ended> Control::next_task(std::chrono::milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, patience, [this] { return ended_ || !tasks_.empty(); });
+  if (ended_) return Ended::yes;
+  if (tasks_.empty()) return std::monostate{};
+  Task task = std::move(tasks_.front());
+  tasks_.pop_front();
+  return task;
+}
+
+void Control::enter(uint64_t cell) {
+  capture_.switch_to(cell);
+  std::lock_guard lock(mutex_);
+  current_ = cell;
+  since_ = std::chrono::steady_clock::now();
+}
+
+void Control::leave() {
+  uint64_t cell;
+  {
+    std::lock_guard lock(mutex_);
+    cell = std::exchange(current_, 0);
+  }
+  if (cell == 0) return;
+  capture_.flush(cell);
+  capture_.switch_to(0);
+}
+
+bool Control::armed() const {
+  std::lock_guard lock(mutex_);
+  return current_ != 0;
+}
+
+void Control::finish(uint64_t cell, json body, std::vector<Fd> descriptors) {
+  std::lock_guard lock(mutex_);
+  append({{Type::done, options_.rank, 0, cell, std::move(body), std::move(descriptors)}, {}, {}});
+}
+
+void Control::ask(uint64_t cell, const std::string& prompt, bool secret) {
+  std::lock_guard lock(mutex_);
+  reply_.reset();
+  append({{Type::input_request, options_.rank, 0, cell, {{"prompt", prompt}, {"secret", secret}}, {}}, {}, {}});
+}
+
+std::optional<std::string> Control::asked_reply(std::chrono::milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, patience, [this] { return reply_ || ended_; });
+  if (ended_) throw ConfigError("the group stops");
+  if (!reply_) return std::nullopt;
+  json reply = std::move(*reply_);
+  reply_.reset();
+  if (reply.contains("error")) throw ConfigError(reply.at("error").get<std::string>());
+  return reply.at("text").get<std::string>();
+}
+
+// ---- any thread
+
+bool Control::write(uint64_t cell, Stream stream, std::string_view bytes, std::chrono::milliseconds patience) {
+  capture_.drain(cell, stream);
+  std::unique_lock lock(mutex_);
+  if (!changed_.wait_for(lock, patience, [this] { return pending_bytes_ < kMaxPendingBytes || ended_; })) return false;
+  append({{Type::output, options_.rank, 0, cell, json::object(), {}}, std::string(bytes), stream});
+  return true;
+}
+
+void Control::display(uint64_t cell, json bundle) {
+  std::lock_guard lock(mutex_);
+  append({{Type::display, options_.rank, 0, cell, std::move(bundle), {}}, {}, {}});
+}
+
+void Control::note(uint64_t cell, const std::string& text) {
+  std::lock_guard lock(mutex_);
+  append({{Type::note, options_.rank, 0, cell, {{"text", text}}, {}}, {}, {}});
+}
+
+// Under the lock. Output next to output of the same cell and stream is one message.
+void Control::append(Pending pending) {
+  pending_bytes_ += pending.bytes.size();
+  if (!pending_.empty() && pending.message.type == Type::output) {
+    Pending& last = pending_.back();
+    if (last.message.type == Type::output && last.message.id == pending.message.id && last.stream == pending.stream &&
+        last.bytes.size() + pending.bytes.size() <= kMaxChunk) {
+      last.bytes += pending.bytes;
+      return wake();
+    }
+  }
+  pending_.push_back(std::move(pending));
+  wake();
+}
+
+void Control::wake() {
+  if (std::exchange(waking_, true)) return;
+  loop_.post([this] { flush(); });
+}
+
+// Control thread: everything that is pending, as far as the socket takes it; the rest when it has drained.
+void Control::flush() {
+  std::unique_lock lock(mutex_);
+  waking_ = false;
+  while (!pending_.empty() && channel_ && channel_->queued_bytes() < kMaxPendingBytes) {
+    Pending next = std::move(pending_.front());
+    pending_.pop_front();
+    pending_bytes_ -= next.bytes.size();
+    lock.unlock();
+    if (next.message.type == Type::output) {
+      std::vector<uint8_t> bytes(next.bytes.begin(), next.bytes.end());
+      next.message.body = {{"stream", static_cast<int>(next.stream)}, {"bytes", json::binary(std::move(bytes))}};
+    }
+    channel_->send(next.message);
+    lock.lock();
+  }
+  changed_.notify_all();
+}
+
+}  // namespace ddip::worker

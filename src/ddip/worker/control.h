@@ -1,0 +1,119 @@
+// A worker's control thread: owns the socket to the agent, never needs the GIL, answers while a cell computes.
+// The main thread takes tasks from it, runs them, and hands output and endings back.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <variant>
+
+#include "ddip/base/fd.h"
+#include "ddip/net/loop.h"
+#include "ddip/wire/channel.h"
+#include "ddip/worker/capture.h"
+#include "ddip/worker/collectives.h"
+
+namespace ddip::worker {
+
+struct ControlOptions {
+  Fd socket;
+  int rank = 0;
+  uint32_t incarnation = 0;
+  std::function<std::string()> read_stacks;      // without the GIL and without a signal
+  std::function<void()> interrupt_interpreter;   // PyErr_SetInterrupt: safe from any thread
+  wire::json about = wire::json::object();       // sent with `ready`
+};
+
+class Control {
+ public:
+  using Task = wire::Message;
+  enum class Ended { yes };
+
+  // Starts the thread and says ready. REQUIRES: called from the main thread, which is the one that gets SIGINT.
+  explicit Control(ControlOptions options);
+  // Joins.
+  ~Control();
+
+  // ---- main thread
+
+  // The next task; nothing when the time is over; Ended when the group stops.
+  std::variant<std::monostate, Task, Ended> next_task(std::chrono::milliseconds patience);
+
+  // From here to leave() an interrupt of this cell reaches the main thread, and its output is captured as the cell's.
+  void enter(uint64_t cell);
+  void leave();
+  // Whether an interrupt may raise right now; asked by the SIGINT handler.
+  bool armed() const;
+
+  // The one ending of this task. Everything the cell wrote goes before it.
+  void finish(uint64_t cell, wire::json body, std::vector<Fd> descriptors = {});
+
+  // Asks the front end for a line. Throws ConfigError if there is none.
+  // REQUIRES: called in a loop with short patience, so that the caller can look at signals in between.
+  void ask(uint64_t cell, const std::string& prompt, bool secret);
+  std::optional<std::string> asked_reply(std::chrono::milliseconds patience);
+
+  // ---- any thread
+
+  // Waits while more than a few megabytes are on their way: a flood is slowed down, not piled up. False: still full
+  // after `patience`, nothing was written.
+  bool write(uint64_t cell, Stream stream, std::string_view bytes, std::chrono::milliseconds patience);
+  void display(uint64_t cell, wire::json bundle);
+  void note(uint64_t cell, const std::string& text);
+
+  Collectives& collectives() { return collectives_; }
+
+ private:
+  struct Pending {
+    wire::Message message;   // output messages carry their bytes here until they are sent
+    std::string bytes;
+    Stream stream{};
+  };
+  // How far the ladder has gone for the running cell. Owned by the control thread.
+  struct Ladder {
+    uint64_t cell = 0;
+    net::Loop::Handle timer;
+  };
+
+  void run();
+  void on_message(wire::Message message);
+  void on_interrupt(const wire::Message& message);
+  void climb(uint64_t cell, int rung);
+  void on_peer_failed(const wire::Message& message);
+  void answer_why(const wire::Message& message);
+  bool still_running(uint64_t cell);
+  bool send_interrupt(uint64_t cell, bool signal);
+  void append(Pending pending);
+  void wake();
+  void flush();
+
+  ControlOptions options_;
+  const pid_t main_thread_;
+  net::Loop loop_;
+  std::unique_ptr<wire::Channel> channel_;  // control thread
+  Ladder ladder_;                           // control thread
+  net::Loop::Handle peer_timer_;            // control thread
+  Collectives collectives_;
+
+  mutable std::mutex mutex_;  // guards all below
+  std::condition_variable changed_;
+  std::deque<Task> tasks_;
+  uint64_t current_ = 0;      // cell that may be interrupted; 0: none
+  std::chrono::steady_clock::time_point since_{};
+  bool ended_ = false;
+  bool waking_ = false;
+  std::deque<Pending> pending_;
+  size_t pending_bytes_ = 0;
+  std::optional<wire::json> reply_;
+
+  Capture capture_;
+  std::thread thread_;
+};
+
+}  // namespace ddip::worker
