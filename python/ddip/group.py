@@ -37,7 +37,10 @@ def default_name() -> str:
     notebook = os.environ.get("JPY_SESSION_NAME", "")
     if notebook:
         return str(_client.notebook_group_name(os.path.abspath(notebook)))
-    return str(_client.script_group_name(sys.argv[0] if sys.argv else "", os.getpid()))
+    script = sys.argv[0] if sys.argv else ""
+    if os.path.basename(script) == "ipykernel_launcher.py":
+        script = "notebook"  # a kernel whose front end does not say which notebook it is
+    return str(_client.script_group_name(script, os.getpid()))
 
 
 def worker_environment() -> dict[str, str]:

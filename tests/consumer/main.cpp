@@ -1,4 +1,5 @@
-// consumer: lists this user's groups. consumer NAME CODE: runs CODE on every rank of that group, prints what they write.
+// consumer: lists this user's groups.
+// consumer NAME CODE: runs CODE on every rank of that group and prints what they write.
 #include <ddip/client/client.h>
 #include <ddip/net/local_socket.h>
 

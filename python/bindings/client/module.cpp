@@ -3,11 +3,13 @@
 
 #include <unistd.h>
 
+#include "client/difference.h"
 #include "client/options.h"
 #include "json_caster.h"
 
 #include "ddip/base/error.h"
 #include "ddip/client/client.h"
+#include "ddip/client/explain.h"
 #include "ddip/client/start.h"
 #include "ddip/coordinator/journal.h"
 #include "ddip/net/local_socket.h"
@@ -143,6 +145,7 @@ void bind_groups(py::module_& module) {
     for (const client::GroupFolder& group : client::all_groups(runtime)) groups.emplace_back(group.name(), client::is_running(group));
     return groups;
   });
+  module.def("explain", [](py::dict why) { return client::explain(from_python(why)); });
   module.def("newest_journal", [](const std::string& state, const std::string& name) { return client::newest_journal(state, name).string(); });
   // Calls visit(kind, cell, rank, body, sequence, stream, time) for each record; False from it ends the reading.
   module.def("read_journal", [](const std::string& folder, uint64_t after, const py::function& visit) {
@@ -173,6 +176,7 @@ PYBIND11_MODULE(_client, module) {
   bind_client(module);
   bind_groups(module);
   bind_options(module);
+  bind_difference(module);
 }
 
 }  // namespace ddip::bindings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import resource
@@ -49,6 +50,11 @@ def restore_environment(environment: dict[str, str]) -> None:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.pop(name, None)
     os.environ.update(environment)
+    # Our display understands a terminal's escapes; without these rich shows only its last frame.
+    os.environ.update({"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1", "TERM": "xterm-256color"})
+    os.environ.setdefault("COLUMNS", "100")
+    if importlib.util.find_spec("matplotlib_inline") is not None:
+        os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
 
 
 def reset_limits() -> None:

@@ -81,6 +81,22 @@ def install(control: Any) -> None:
     sys.stdout = RankStream(control, OUT, "<stdout>")
     sys.stderr = RankStream(control, ERR, "<stderr>")
     inherit_cell_in_threads()
+    ask_the_front_end(control)
+
+
+def ask_the_front_end(control: Any) -> None:
+    """input(), and with it breakpoint() and %debug, ask whoever runs the cell."""
+    import builtins
+    import getpass
+
+    def ask(prompt: object = "", /) -> str:
+        return str(control.ask(current_cell(), str(prompt), False))
+
+    def ask_secretly(prompt: str = "Password: ", stream: Any = None, **rest: Any) -> str:
+        return str(control.ask(current_cell(), prompt, True))
+
+    builtins.input = ask
+    getpass.getpass = ask_secretly
 
 
 def inherit_cell_in_threads() -> None:

@@ -34,7 +34,7 @@ def failure(error: BaseException) -> dict[str, Any]:
 
 
 def run_cell(control: Any, cell: int, body: dict[str, Any], descriptors: list[int]) -> Ending:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if body.get("memory") else 0
+    before = resident() if body.get("memory") else 0
     outcome = shell.run(body["code"], cell)
     if outcome.error is not None:
         return failure(outcome.error), []
@@ -61,10 +61,14 @@ def carry(value: Any) -> tuple[dict[str, Any], list[int]]:
     return {"repr": text, "packed": True}, [packed.release()]
 
 
-def memory_footer(before: int) -> dict[str, Any]:
+def resident() -> int:
     with open("/proc/self/statm") as file:
-        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    footer = {"rss": resident, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "peak_before": before * 1024}
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def memory_footer(before: int) -> dict[str, Any]:
+    now = resident()
+    footer = {"rss": now, "delta": now - before, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         footer["cuda"] = torch.cuda.memory_allocated()

@@ -389,6 +389,7 @@ struct Coordinator::Core {
     // `behind` also tells the client about ranks that are stuck, so that a cell never queues in silence.
     session.channel->send({Type::accepted, wire::kNoRank, members.epoch, message.id, {{"cell", request.cell}, {"behind", std::move(behind)}}, {}});
     if (!request.silent) {
+      ++user_cells;
       json about = {{"ranks", ranks}, {"client", session.client}, {"source", message.body.value("code", "")}, {"name", message.body.value("name", "")}};
       record(false, request.cell, RecordKind::cell_started, wire::kNoRank, 0, about.dump(-1, ' ', false, json::error_handler_t::replace), session.number);
     }
@@ -577,11 +578,9 @@ struct Coordinator::Core {
     facts.update({{"name", options.name}, {"world_size", options.world_size}, {"epoch", members.epoch}, {"phase", membership::name_of(members.phase)},
                   {"pid", ::getpid()}, {"ranks", ranks}, {"cells", open_cells()}, {"clients", clients}, {"started", started},
                   {"last_sequence", journal.last_sequence()}, {"journal", options.journal_folder.string()}, {"idle", options.idle},
-                  {"cells_run", cells_run()}, {"trouble", journal.trouble()}, {"agent", events.describe_agent()}});
+                  {"user_cells", user_cells}, {"trouble", journal.trouble()}, {"agent", events.describe_agent()}});
     return facts;
   }
-
-  uint64_t cells_run() { return journal.last_sequence(); }
 
   void answer(Session& session, uint64_t request, json body) {
     session.channel->send({Type::answer, wire::kNoRank, members.epoch, request, std::move(body), {}});
@@ -645,6 +644,7 @@ struct Coordinator::Core {
   std::map<std::string, uint64_t> acknowledgements;
   std::string refusal;
   int rebuilds = 0;
+  uint64_t user_cells = 0;
   bool was_ready = false;
   double started = 0;
 

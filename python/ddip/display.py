@@ -1,0 +1,330 @@
+"""A cell's events on the screen. In a notebook the text is one output that is re-rendered in place (what all ranks said
+once, differences by rank, bars that move); on a terminal it is appended and never taken back."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Optional
+
+from ddip import _client
+from ddip.cell import Event
+
+# Jupyter drops what comes faster than 1,000 messages or 1 MB a second.
+RENDER_INTERVAL = 0.1
+BYTES_PER_SECOND = 400_000
+NOTEBOOK_LINES = 1000
+PATIENCE = 0.3
+
+
+def prefix(ranks: list[int]) -> str:
+    return f"[{_client.rank_list(ranks)}] "
+
+
+def prefixed(text: str, ranks: list[int]) -> str:
+    head = prefix(ranks)
+    return "".join(head + line for line in text.splitlines(True))
+
+
+class Screen:
+    """Where text goes. The base class appends to sys.stdout and sys.stderr."""
+
+    rerenders = False
+
+    def append(self, stream: int, text: str) -> None:
+        target = sys.stderr if stream == 2 else sys.stdout
+        target.write(text)
+        target.flush()
+
+    def region(self, handle: Optional[str], text: str) -> Optional[str]:
+        """Shows text in a region that can be shown anew; returns its handle."""
+        raise NotImplementedError
+
+    def bundle(self, data: dict[str, Any], metadata: dict[str, Any], handle: Optional[str] = None, update: bool = False) -> None:
+        self.append(1, data.get("text/plain", "<display>") + "\n")
+
+    def clear(self, wait: bool) -> None:
+        pass
+
+
+class NotebookScreen(Screen):
+    """Messages carry the explicit parent of their cell, so that an async cell's output stays under it."""
+
+    rerenders = True
+
+    def __init__(self, shell: Any) -> None:
+        publisher = shell.display_pub
+        self._session = publisher.session
+        self._socket = publisher.pub_socket
+        self._topic = publisher.topic
+        self._parent = shell.get_parent()
+        self._count = 0
+
+    def _send(self, kind: str, content: dict[str, Any]) -> None:
+        sys.stdout.flush()  # what was printed here before comes before
+        self._session.send(self._socket, kind, content, parent=self._parent, ident=self._topic)
+
+    def append(self, stream: int, text: str) -> None:
+        self._send("stream", {"name": "stderr" if stream == 2 else "stdout", "text": text})
+
+    def region(self, handle: Optional[str], text: str) -> Optional[str]:
+        new = handle is None
+        if handle is None:
+            self._count += 1
+            handle = f"ddip-{self._parent['header']['msg_id']}-{self._count}"
+        content = {"data": {"text/plain": text}, "metadata": {}, "transient": {"display_id": handle}}
+        self._send("display_data" if new else "update_display_data", content)
+        return handle
+
+    def bundle(self, data: dict[str, Any], metadata: dict[str, Any], handle: Optional[str] = None, update: bool = False) -> None:
+        content: dict[str, Any] = {"data": data, "metadata": metadata, "transient": {}}
+        if handle is not None:
+            content["transient"] = {"display_id": handle}
+        self._send("update_display_data" if update else "display_data", content)
+
+    def clear(self, wait: bool) -> None:
+        self._send("clear_output", {"wait": wait})
+
+
+def screen_for(shell: Any) -> Screen:
+    return NotebookScreen(shell) if shell is not None and hasattr(shell, "kernel") else Screen()
+
+
+class Plain:
+    """--plain: every line with its rank, as it comes; no merging, no bars."""
+
+    def __init__(self, screen: Screen, see: list[int]) -> None:
+        self._screen = screen
+        self._see = set(see)
+        self._partial: dict[tuple[int, int], str] = {}
+
+    def show(self, event: Event) -> None:
+        kind, _, rank, body, _, stream, _ = event
+        if kind in ("note", "gap"):
+            self._screen.append(2, f"ddip: {body}\n")
+        elif rank not in self._see:
+            return
+        elif kind == "output":
+            text = self._partial.get((rank, stream), "") + body.decode("utf-8", "replace")
+            cut = text.rfind("\n") + 1
+            self._partial[(rank, stream)] = text[cut:]
+            if cut:
+                self._screen.append(stream, prefixed(text[:cut], [rank]))
+        elif kind == "display" and body.get("kind") in ("display", "result"):
+            self._screen.append(1, prefix([rank]) + "\n")
+            self._screen.bundle(body["data"], body["metadata"])
+
+    def tick(self) -> float:
+        return 1.0
+
+    def finish(self) -> None:
+        for (rank, stream), rest in self._partial.items():
+            if rest:
+                self._screen.append(stream, prefixed(rest + "\n", [rank]))
+
+
+class Merged:
+    """By difference."""
+
+    def __init__(self, screen: Screen, see: list[int]) -> None:
+        self._screen = screen
+        self._see = see
+        self._open = set(see)
+        self._figures = Figures(screen, see)
+        self._notes: list[str] = []
+        self._dirty = False
+        self._next_render = 0.0
+        self._begin_region()
+
+    def _begin_region(self) -> None:
+        self._text = _client.Difference(self._see, append=not self._screen.rerenders, max_lines=NOTEBOOK_LINES if self._screen.rerenders else 100_000)
+        self._handle: Optional[str] = None
+        self._shown = ""
+        self._notes = []
+
+    def show(self, event: Event) -> None:
+        kind, _, rank, body, _, stream, _ = event
+        if kind in ("note", "gap"):
+            self._notes.append(str(body) if rank < 0 else f"rank {rank}: {body}")
+        elif rank not in self._see:
+            return
+        elif kind == "output":
+            self._text.write(rank, stream, body)
+        elif kind == "rank_done":
+            self._open.discard(rank)
+            self._text.close(rank)
+            self._figures.close(rank)
+        elif kind == "display":
+            if body.get("kind") == "clear":
+                self._clear(rank, bool(body.get("wait")))
+            elif is_text(body):
+                self._text.write(rank, 1, (body["data"]["text/plain"] + "\n").encode())
+            else:
+                self._figures.add(rank, body)
+        else:
+            return
+        self._dirty = True
+        self.tick()
+
+    def _clear(self, rank: int, wait: bool) -> None:
+        if rank == min(self._see):
+            self._begin_region()
+            self._screen.clear(wait)
+
+    def tick(self) -> float:
+        """Renders what is due; returns in how many seconds to come again."""
+        now = time.monotonic()
+        wait = self._text.wait()
+        if wait is not None and wait <= 0:
+            self._text.advance()
+            self._dirty = True
+        if self._figures.due(now):
+            self._render(final=True)
+            self._begin_region()
+            self._figures.emit(now)
+        if self._dirty and now >= self._next_render:
+            self._render(final=False)
+        waits = [1.0] + [one for one in (self._text.wait(), self._figures.wait(now)) if one is not None]
+        if self._dirty:
+            waits.append(self._next_render - now)
+        return max(0.0, min(waits))
+
+    def finish(self) -> None:
+        for rank in list(self._open):
+            self._text.close(rank)
+        self._render(final=True)
+        if self._figures.pending():
+            self._begin_region()
+            self._figures.emit(float("inf"))
+
+    def _render(self, final: bool) -> None:
+        self._dirty = False
+        if final:
+            for rank in self._see:
+                self._text.close(rank)
+        if not self._screen.rerenders:
+            for stream, text in self._text.take_text():
+                self._screen.append(stream, text)
+            for note in self._notes:
+                self._screen.append(2, f"ddip: {note}\n")
+            self._notes = []
+            return
+        text = self._whole()
+        if text == self._shown or not text:
+            return
+        self._shown = text
+        self._handle = self._screen.region(self._handle, text)
+        self._next_render = time.monotonic() + max(RENDER_INTERVAL, len(text) / BYTES_PER_SECOND)
+
+    def _whole(self) -> str:
+        parts = []
+        for ranks, _, text, elided in self._text.blocks():
+            if elided:
+                parts.append(text if text.endswith("\n") else text + "\n")
+            else:
+                parts.append(text if len(ranks) == len(self._see) else prefixed(text, ranks))
+        bars = self._text.bars()
+        if bars:
+            parts.append("\n".join(bars[min(bars)]) + "\n")
+        parts += [f"ddip: {note}\n" for note in self._notes]
+        return "".join(parts).rstrip("\n")
+
+
+def is_text(body: dict[str, Any]) -> bool:
+    """A display that is nothing but text goes with the text, and is compared line by line."""
+    return list(body["data"]) == ["text/plain"] and not body["transient"].get("display_id") and body["kind"] != "update"
+
+
+class Figures:
+    """Rich displays: the k-th of every rank belong together. Equal ones are shown once; of those that are updated in
+    place (bars) only the lowest rank's is shown; others carry their rank."""
+
+    def __init__(self, screen: Screen, see: list[int]) -> None:
+        self._screen = screen
+        self._see = see
+        self._open = set(see)
+        self._count = {rank: 0 for rank in see}
+        self._waiting: dict[int, tuple[float, dict[int, dict[str, Any]]]] = {}
+        self._shown: dict[tuple[int, str], Optional[str]] = {}  # (rank, its display id) → ours; None: not shown
+        self._last = 0
+
+    def add(self, rank: int, body: dict[str, Any]) -> None:
+        identity = body["transient"].get("display_id")
+        if body["kind"] == "update":
+            handle = self._shown.get((rank, identity))
+            if handle is not None:
+                self._screen.bundle(body["data"], body["metadata"], handle, update=True)
+            elif (rank, identity) not in self._shown:
+                for _, waiting in self._waiting.values():
+                    if rank in waiting and waiting[rank]["transient"].get("display_id") == identity:
+                        waiting[rank] = {**body, "kind": "display"}
+            return
+        number = self._count[rank]
+        self._count[rank] += 1
+        self._waiting.setdefault(number, (time.monotonic() + PATIENCE, {}))[1][rank] = body
+
+    def close(self, rank: int) -> None:
+        self._open.discard(rank)
+
+    def pending(self) -> bool:
+        return bool(self._waiting)
+
+    def _ready(self, number: int, now: float) -> bool:
+        deadline, bodies = self._waiting[number]
+        return now >= deadline or all(rank in bodies or rank not in self._open for rank in self._see)
+
+    def due(self, now: float) -> bool:
+        return any(self._ready(number, now) for number in self._waiting)
+
+    def wait(self, now: float) -> Optional[float]:
+        return min((deadline - now for deadline, _ in self._waiting.values()), default=None)
+
+    def emit(self, now: float) -> None:
+        for number in sorted(self._waiting):
+            if self._ready(number, now):
+                self._emit_one(self._waiting.pop(number)[1])
+
+    def _emit_one(self, bodies: dict[int, dict[str, Any]]) -> None:
+        groups: list[tuple[list[int], dict[str, Any]]] = []
+        for rank, body in sorted(bodies.items()):
+            for ranks, shown in groups:
+                if shown["data"] == body["data"]:
+                    ranks.append(rank)
+                    break
+            else:
+                groups.append(([rank], body))
+        updatable = all(body["transient"].get("display_id") for body in bodies.values())
+        for index, (ranks, body) in enumerate(groups):
+            hidden = updatable and index > 0
+            handle = None
+            if body["transient"].get("display_id") and not hidden:
+                self._last += 1
+                handle = f"ddip-figure-{id(self)}-{self._last}"
+            for rank in ranks:
+                identity = bodies[rank]["transient"].get("display_id")
+                if identity:
+                    self._shown[(rank, identity)] = handle if rank == ranks[0] else None
+            if hidden:
+                continue
+            if len(ranks) < len(self._see) and not updatable:
+                self._screen.append(1, prefix(ranks) + "\n")
+            self._screen.bundle(body["data"], body["metadata"], handle)
+
+
+class Quiet:
+    """-q: nothing but errors."""
+
+    def show(self, event: Event) -> None:
+        pass
+
+    def tick(self) -> float:
+        return 1.0
+
+    def finish(self) -> None:
+        pass
+
+
+def renderer(screen: Screen, see: list[int], plain: bool = False, quiet: bool = False) -> Any:
+    if quiet or not see:
+        return Quiet()
+    return Plain(screen, see) if plain else Merged(screen, see)

@@ -1,0 +1,108 @@
+"""Every test has its own runtime and state folder, and leaves no process behind: that is checked after each of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+for folder in (TESTS.parent / "python", TESTS):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+from support import processes  # noqa: E402
+from support.groups import SharedGroups  # noqa: E402
+
+# Nothing of the group is alive this long after an orderly stop, and after SIGKILL of its coordinator or client.
+AFTER_STOP = 2.0
+AFTER_KILL = 5.0
+DEADLINE = 60
+
+
+def pytest_configure(config: Any) -> None:
+    config.addinivalue_line("markers", "kills: the test kills a client or a coordinator, so its processes have 5 s to go, not 2 s")
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    for item in items:
+        if item.get_closest_marker("timeout") is None and item.path.parent == TESTS:
+            item.add_marker(pytest.mark.timeout(DEADLINE))
+
+
+def short_folder(prefix: str) -> str:
+    """A socket's path has room for 107 bytes, and pytest's own folders are long."""
+    return tempfile.mkdtemp(prefix=prefix, dir="/tmp")
+
+
+@pytest.fixture(autouse=True)
+def home(request: Any, monkeypatch: Any) -> Iterator[Path]:
+    """The runtime folder of this test's groups. Workers do not import torch unless the test asks for it."""
+    runtime, state = short_folder("dr-"), short_folder("ds-")
+    monkeypatch.setenv("DDIP_RUNTIME_DIR", runtime)
+    monkeypatch.setenv("XDG_STATE_HOME", state)
+    monkeypatch.setenv("DDIP_PRELOAD", "")
+    for name in ("DDIP_TEST_DEVICES", "MASTER_PORT", "JPY_SESSION_NAME", "PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    yield Path(runtime)
+    patience = AFTER_KILL if request.node.get_closest_marker("kills") else AFTER_STOP
+    try:
+        processes.assert_gone(processes.of_runtime(runtime), patience, "of this test's groups")
+    finally:
+        for folder in (runtime, state):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def start(home: Path) -> Iterator[Callable[..., Any]]:
+    """Starts groups of this test's own; what the test did not stop is stopped in an orderly way afterwards."""
+    import ddip
+
+    started: list[Any] = []
+
+    def start_group(workers: Any = 2, *, torch: bool = False, **options: Any) -> Any:
+        before = os.environ.get("DDIP_PRELOAD")
+        if torch:
+            os.environ.pop("DDIP_PRELOAD", None)
+        try:
+            group = ddip.Group(workers, **options)
+        finally:
+            if torch and before is not None:
+                os.environ["DDIP_PRELOAD"] = before
+        started.append(group)
+        return group
+
+    yield start_group
+    for group in started:
+        group.stop()
+
+
+@pytest.fixture(scope="session")
+def shared_groups() -> Iterator[SharedGroups]:
+    shared = SharedGroups(short_folder("dr-"), short_folder("ds-"))
+    yield shared
+    shared.close()
+
+
+@pytest.fixture
+def plain(shared_groups: SharedGroups) -> Iterator[Any]:
+    """Two workers without torch that other tests use too. Nothing of theirs is left in it; a broken one is replaced."""
+    yield from shared_groups.lend("plain", workers=2, settle=0.5)
+
+
+@pytest.fixture
+def torched(shared_groups: SharedGroups) -> Iterator[Any]:
+    """The same with torch imported."""
+    yield from shared_groups.lend("torched", workers=2, settle=0.5)
+
+
+@pytest.fixture(params=["fork", "exec"])
+def either(request: Any, shared_groups: SharedGroups) -> Iterator[Any]:
+    """Two workers without torch, once forked from a warm parent and once exec'd: the same must hold for both."""
+    name = "plain" if request.param == "fork" else "exec"
+    yield from shared_groups.lend(name, workers=2, settle=0.5, **({"start": "exec"} if name == "exec" else {}))
