@@ -45,6 +45,11 @@ class Remote:
         return f"<on rank {self.rank} ({self.why}): {self._text}>"
 
 
+def is_telling(line: str) -> bool:
+    """Of a crash's last words: not our own frames, nor Python's list of all extension modules."""
+    return bool(line.strip()) and not any(part in line for part in ("/ddip/worker/", "<frozen ", "Extension modules:"))
+
+
 class Cell:
     def __init__(self, group: Group, number: int, ranks: list[int], behind: list[dict[str, Any]]) -> None:
         self.group = group
@@ -215,9 +220,9 @@ class Cell:
         tail = ending.get("tail", "").strip("\n")
         if tail:
             text += "\n  its last lines:\n" + "\n".join("    " + line for line in tail.splitlines())
-        stack = ending.get("detail", {}).get("stack", "").strip("\n")
-        if stack:
-            text += "\n  where it was:\n" + "\n".join("    " + line for line in stack.splitlines())
+        words = [line for line in ending.get("detail", {}).get("last_words", "").splitlines() if is_telling(line)]
+        if words:
+            text += "\n  where it was:\n" + "\n".join("    " + line for line in words)
         return text
 
     def __repr__(self) -> str:

@@ -6,6 +6,7 @@
 
 #include "ddip/base/error.h"
 #include "ddip/worker/control.h"
+#include "ddip/worker/crash.h"
 #include "ddip/worker/warm_parent.h"
 
 namespace ddip::bindings {
@@ -86,6 +87,7 @@ void bind_control(py::module_& module) {
       .def("add_group", [](Control& control, const std::string& group, const std::vector<int>& sockets) { control.collectives().add_group(group, sockets); })
       .def("remove_group", [](Control& control, const std::string& group) { control.collectives().remove_group(group); })
       .def("dead_groups", [](Control& control) { return control.collectives().dead_groups(); });
+  module.def("keep_last_words", &worker::keep_last_words);
   module.def("connected_sockets", &worker::connected_sockets);
 }
 

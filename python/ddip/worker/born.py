@@ -21,15 +21,16 @@ rank = 0
 def live(own_rank: int, incarnation: int, environment: dict[str, str], descriptors: list[int], about: dict[str, Any]) -> None:
     global control, rank
     rank = own_rank
-    restore_environment(environment)
-    reset_limits()
-    set_threads(int(environment.get("OMP_NUM_THREADS", "1")))
-    seed(int(environment.get("DDIP_SEED", "0")) + own_rank)
-    listener = descriptors[1] if len(descriptors) > 1 else None
-    signal.signal(signal.SIGINT, on_sigint)
+    try:
+        prepare(environment, descriptors)
+    except BaseException:
+        import traceback
+
+        os.write(descriptors[1], traceback.format_exc().encode())
+        raise
     control = _worker.Control(descriptors[0], own_rank, incarnation, {**about, "rank": own_rank})
     streams.install(control)
-    store.host_when_torch_is_loaded(listener)
+    store.host_when_torch_is_loaded(descriptors[2] if len(descriptors) > 2 else None)
     collectives.install(control)
     code = runner.Runner(control).run_until_stopped()
     # Threads of the user's may never end; what atexit promises is done, the rest goes with the process.
@@ -37,6 +38,23 @@ def live(own_rank: int, incarnation: int, environment: dict[str, str], descripto
 
     atexit._run_exitfuncs()
     os._exit(code)
+
+
+def prepare(environment: dict[str, str], descriptors: list[int]) -> None:
+    restore_environment(environment)
+    reset_limits()
+    set_threads(int(environment.get("OMP_NUM_THREADS", "1")))
+    seed(int(environment.get("DDIP_SEED", "0")) + int(environment["RANK"]))
+    keep_last_words(descriptors[1])
+    signal.signal(signal.SIGINT, on_sigint)
+
+
+def keep_last_words(file: int) -> None:
+    """A crash leaves its Python stack and its unread output in a memory file that the agent holds."""
+    import faulthandler
+
+    _worker.keep_last_words(file)
+    faulthandler.enable(file=file, all_threads=False)
 
 
 def on_sigint(number: int, frame: Any) -> None:

@@ -69,6 +69,7 @@ def patch() -> None:
     for name in OPERATIONS:
         if hasattr(c10d, name):
             replace(distributed, c10d, name, marked(name, getattr(c10d, name)))
+    c10d.Work.wait = marked("wait", c10d.Work.wait)
     replace(distributed, c10d, "init_process_group", remembering(c10d.init_process_group))
     replace(distributed, c10d, "new_group", watching_sockets(c10d.new_group))
     replace(distributed, c10d, "destroy_process_group", forgetting(c10d.destroy_process_group))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from ddip.worker import shell, store, streams, tasks
 
@@ -32,17 +32,18 @@ class Runner:
         store.host_now()
         run: Callable[..., tuple[dict[str, Any], list[int]]] = tasks.TASKS[body.get("kind", "cell")]
         begun = time.perf_counter()
-        ending: dict[str, Any] = {"outcome": "interrupted"}
+        ending: dict[str, Any] = {}
         payload: list[int] = []
+        failed: Optional[BaseException] = None
         streams.set_current_cell(cell)
         self._control.enter(cell)
         try:
             ending, payload = run(self._control, cell, body, descriptors)
-        except SystemExit as stop:
-            ending = {"outcome": "error", "type": "SystemExit", "message": str(stop), "traceback": f"SystemExit: {stop}\n"}
         except BaseException as error:
-            ending = tasks.failure(error)
+            failed = error
         self._leave()
+        if failed is not None:
+            ending = tasks.failure(failed)  # may take a while, and nobody may interrupt it
         streams.set_current_cell(0)
         ending["seconds"] = time.perf_counter() - begun
         self._control.finish(cell, ending, payload)

@@ -86,7 +86,8 @@ def safe_repr(value: Any) -> str:
 
 
 def format_error(error: BaseException) -> str:
-    if _shell is not None:
+    # An interrupt's traceback is wanted at once, and nobody studies it.
+    if _shell is not None and not isinstance(error, KeyboardInterrupt):
         return str(_shell.format_error(error))
     frames = error.__traceback__
     while frames is not None and "/ddip/worker/" in frames.tb_frame.f_code.co_filename:

@@ -37,7 +37,7 @@ def run_cell(control: Any, cell: int, body: dict[str, Any], descriptors: list[in
     before = resident() if body.get("memory") else 0
     outcome = shell.run(body["code"], cell)
     if outcome.error is not None:
-        return failure(outcome.error), []
+        raise outcome.error
     ending: dict[str, Any] = {"outcome": "ok"}
     payload: list[int] = []
     if body.get("want_value") and outcome.has_value:

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 
 #include <map>
@@ -23,6 +24,7 @@ using wire::Type;
 constexpr const char* kMarkerName = "DDIP_GROUP";
 // The warm parent reaps a worker and tells us; if it does not, the pidfd alone is proof enough after this long.
 constexpr auto kReapPatience = 100ms;
+constexpr size_t kLastWordsBytes = 64u << 10;
 
 struct Worker {
   int rank = 0;
@@ -31,6 +33,7 @@ struct Worker {
   bool exec = false;
   std::unique_ptr<wire::Channel> channel;
   std::optional<json> ending;  // how it ended, once that is known
+  Fd last_words;               // a memory file it writes to when it crashes
   Fd pidfd;
   net::Loop::Handle died;
   net::Loop::Handle patience;
@@ -39,6 +42,13 @@ struct Worker {
 json to_json(const Ending& ending) {
   return {{"exit_code", ending.exit_code}, {"signal", ending.signal}, {"why", ddip::describe(ending)},
           {"user_seconds", ending.user_seconds}, {"system_seconds", ending.system_seconds}, {"max_rss_kib", ending.max_rss_kib}};
+}
+
+std::string read_last_words(const Fd& file) {
+  std::string text(kLastWordsBytes, '\0');
+  ssize_t count = file ? ::pread(file.get(), text.data(), text.size(), 0) : 0;
+  text.resize(count > 0 ? static_cast<size_t>(count) : 0);
+  return text;
 }
 
 }  // namespace
@@ -166,6 +176,8 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     open_channel(worker, std::move(ours));
     std::vector<Fd> descriptors;
     descriptors.push_back(std::move(theirs));
+    worker.last_words = Fd(::memfd_create("ddip-last-words", MFD_CLOEXEC));
+    descriptors.push_back(worker.last_words.duplicate());
     if (message.rank == 0 && options.store_listener) descriptors.push_back(options.store_listener.duplicate());
     if (worker.exec) {
       exec_worker(worker, message, descriptors);
@@ -278,6 +290,7 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     if (!worker || worker->ending) return;
     if (worker->pid > 0) ::kill(-worker->pid, SIGKILL);  // its children: loader workers, subprocesses
     how["pid"] = worker->pid;
+    how["last_words"] = read_last_words(worker->last_words);
     worker->ending = std::move(how);
     worker->died.cancel();
     if (!worker->channel->open()) return announce_gone(rank, incarnation);

@@ -166,6 +166,10 @@ struct Coordinator::Core {
         return decide(membership::Joined{message.rank, static_cast<uint32_t>(message.id), message.body.value("pid", 0)});
       case Type::exited: {
         std::string why = message.body.value("why", "unknown");
+        // One that never came to run cells says here what was wrong: a module that is missing, say.
+        std::string words = message.body.value("last_words", "");
+        while (!words.empty() && words.back() == '\n') words.pop_back();
+        if (!words.empty() && !is_ready(message.rank)) why += ": " + words.substr(words.rfind('\n') + 1);
         lost_details[message.rank] = message.body;
         decide(membership::Exited{message.rank, static_cast<uint32_t>(message.id), why});
         // A rank that is being replaced is not announced as lost, but its cells have ended all the same.

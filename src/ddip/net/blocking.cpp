@@ -11,7 +11,7 @@
 namespace ddip::net {
 
 void send_blocking(int socket, std::string_view body, const std::vector<int>& descriptors) {
-  std::string bytes = encode_frame(body, static_cast<uint8_t>(descriptors.size()));
+  std::string bytes = encode_frame(body, descriptors.size());
   std::string_view rest = bytes;
   std::vector<int> to_pass = descriptors;
   while (!rest.empty()) {

@@ -107,7 +107,12 @@ struct Connection::Core : std::enable_shared_from_this<Connection::Core> {
     }
     if (was_full && queued < kDrainedBelow) {
       was_full = false;
-      if (events.on_drained) events.on_drained();
+      // Told on a later turn: we may be inside the sender's own send().
+      std::weak_ptr<Core> weak = weak_from_this();
+      loop.post([weak] {
+        auto self = weak.lock();
+        if (self && !self->closed && self->events.on_drained) self->events.on_drained();
+      });
     }
   }
 
@@ -121,7 +126,7 @@ struct Connection::Core : std::enable_shared_from_this<Connection::Core> {
     queued = 0;
     // Told on a later turn: the one who closed may still be in the middle of something.
     loop.post([self = shared_from_this(), reason] {
-      if (self->events.on_closed) {
+      if (!self->abandoned && self->events.on_closed) {
         auto on_closed = std::move(self->events.on_closed);
         self->events = {};
         on_closed(reason);
@@ -141,6 +146,7 @@ struct Connection::Core : std::enable_shared_from_this<Connection::Core> {
   size_t queued = 0;
   bool was_full = false;
   bool closed = false;
+  bool abandoned = false;  // the owner is gone: nobody is told anything any more
 };
 
 Connection::Connection(Loop& loop, Fd socket, uint32_t body_cap, Events events)
@@ -150,15 +156,18 @@ Connection::Connection(Loop& loop, Fd socket, uint32_t body_cap, Events events)
 
 Connection::~Connection() {
   core_->closed = true;
-  core_->events = {};
+  core_->abandoned = true;
   core_->readable.cancel();
   core_->writable.cancel();
+  core_->socket.reset();
+  // One of the callbacks may be running right now, so what they captured is freed only on a later turn.
+  core_->loop.post([core = core_] { core->events = {}; });
 }
 
 void Connection::send(std::string_view body, const std::vector<int>& descriptors) {
   if (core_->closed) return;
   Outgoing outgoing;
-  outgoing.bytes = encode_frame(body, static_cast<uint8_t>(descriptors.size()));
+  outgoing.bytes = encode_frame(body, descriptors.size());
   for (int fd : descriptors) {
     Fd copy(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
     if (!copy) throw_errno("dup descriptor to send");

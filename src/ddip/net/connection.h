@@ -25,7 +25,7 @@ class Connection {
     // Exactly once, unless the connection is destroyed first. The reason is a sentence: "closed by peer",
     // "checksum mismatch", … Nothing is delivered after it.
     std::function<void(const std::string& reason)> on_closed;
-    // The send queue fell back under half of its bound; optional.
+    // The send queue fell back under half of its bound; optional. Never called from inside send().
     std::function<void()> on_drained;
   };
 

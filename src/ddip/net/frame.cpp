@@ -24,7 +24,7 @@ void write_u32(char* at, uint32_t value) { std::memcpy(at, &value, sizeof value)
 
 }  // namespace
 
-std::string encode_frame(std::string_view body, uint8_t descriptors) {
+std::string encode_frame(std::string_view body, size_t descriptors) {
   if (body.size() > kBodyCap) throw ProtocolError(fmt::format("frame body of {} bytes is over the cap of {}", body.size(), kBodyCap));
   if (body.empty()) throw ProtocolError("frame without a body");
   if (descriptors > kMaxDescriptors) throw ProtocolError(fmt::format("{} descriptors in one frame, at most {}", descriptors, kMaxDescriptors));

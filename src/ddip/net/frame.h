@@ -29,7 +29,7 @@ struct Frame {
 };
 
 // Throws ProtocolError if the body is over kBodyCap or there are too many descriptors.
-std::string encode_frame(std::string_view body, uint8_t descriptors);
+std::string encode_frame(std::string_view body, size_t descriptors);
 
 // Takes bytes as they come, gives back whole frames. Throws ProtocolError at the first bad header, over-long body or
 // wrong checksum; a reader that has thrown is dead.

@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "ddip/base/check.h"
 #include "ddip/base/error.h"
 #include "ddip/net/frame.h"
 
@@ -28,6 +29,8 @@ ssize_t receive(int socket, std::string& into, std::deque<Fd>& received, int fla
       received.emplace_back(fd);
     }
   }
+  // At most the rest of one frame and the first bytes of the next are unread, so more belong to no frame at all.
+  if (received.size() > 2 * kMaxDescriptors) throw ProtocolError("more descriptors came than the frames announce");
   if (message.msg_flags & MSG_CTRUNC) throw ProtocolError("descriptors were lost on the way (limit reached)");
   return count;
 }
@@ -39,6 +42,7 @@ ssize_t transmit(int socket, std::string_view bytes, const std::vector<int>& des
   message.msg_iovlen = 1;
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxDescriptors)];
   if (!descriptors.empty()) {
+    DDIP_CHECK(descriptors.size() <= kMaxDescriptors, "encode_frame refuses more");
     size_t size = sizeof(int) * descriptors.size();
     message.msg_control = control;
     message.msg_controllen = CMSG_SPACE(size);

@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "ddip/base/error.h"
+#include "ddip/worker/crash.h"
 
 namespace ddip::worker {
 
@@ -60,13 +61,11 @@ void Capture::watch(const std::shared_ptr<Pipe>& pipe) {
 
 void Capture::switch_to(uint64_t cell) {
   std::lock_guard lock(mutex_);
-  if (cell == 0) {
-    for (Stream stream : {Stream::out, Stream::err}) {
-      if (::dup2(pipes_.at({0, stream})->write_end.get(), static_cast<int>(stream)) < 0) throw_errno("dup2 for output");
-    }
-    return;
+  for (Stream stream : {Stream::out, Stream::err}) {
+    if (cell != 0) watch(make_pipe(cell, stream, static_cast<int>(stream)));
+    else if (::dup2(pipes_.at({0, stream})->write_end.get(), static_cast<int>(stream)) < 0) throw_errno("dup2 for output");
   }
-  for (Stream stream : {Stream::out, Stream::err}) watch(make_pipe(cell, stream, static_cast<int>(stream)));
+  last_words_come_from(pipes_.at({cell, Stream::out})->read_end.get(), pipes_.at({cell, Stream::err})->read_end.get());
 }
 
 // Under the lock. Empties the pipe without waiting.

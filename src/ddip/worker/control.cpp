@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "ddip/base/error.h"
+#include "ddip/worker/native_frame.h"
 
 namespace ddip::worker {
 namespace {
@@ -140,10 +141,13 @@ void Control::climb(uint64_t cell, int rung) {
       send_interrupt(cell, false);
       return next(kSignalAfter);
     case 2:
+      ticks_at_signal_ = cpu_ticks(main_thread_);
       send_interrupt(cell, true);
       return next(kAbortAfter);
     case 3: {
-      if (auto in = collectives_.current()) {
+      auto in = collectives_.current();
+      if (!in && blocked_in_torch()) in = InCollective{"a collective inside torch", "", 0, {}};
+      if (in) {
         int closed = collectives_.abort(in->group);
         note(cell, fmt::format("interrupt: aborted {} on group '{}' ({} connections closed); that group is dead on every rank, "
                                "group.rebuild() re-makes it", in->operation, in->group, closed));
@@ -151,8 +155,17 @@ void Control::climb(uint64_t cell, int rung) {
       return next(kReportAfter);
     }
     default:
-      note(cell, fmt::format("interrupt: rank {} goes on: {}", options_.rank, options_.read_stacks()));
+      note(cell, fmt::format("interrupt: rank {} goes on ({})", options_.rank, native_frame(main_thread_)));
   }
+}
+
+// A collective that was not entered through torch.distributed's functions: DDP's own, in a backward pass or a
+// constructor. The main thread has used no CPU since the last rung, and its innermost Python frame is torch's.
+bool Control::blocked_in_torch() {
+  if (ticks_at_signal_ < 0 || cpu_ticks(main_thread_) - ticks_at_signal_ > 1) return false;
+  std::string stack = options_.read_stacks();
+  std::string innermost = stack.substr(0, stack.find('\n'));
+  return innermost.find("/torch/") != std::string::npos;
 }
 
 // Another rank's cell failed. A collective that waits for it can only wait for ever; a computation may finish, and is
@@ -162,9 +175,11 @@ void Control::on_peer_failed(const Message& message) {
   int peer = message.body.value("peer", -1);
   auto settle = std::chrono::nanoseconds(static_cast<int64_t>(message.body.value("settle", 10.0) * 1e9));
   auto deadline = std::chrono::steady_clock::now() + settle;
+  ticks_at_signal_ = cpu_ticks(main_thread_);
   peer_timer_ = loop_.after(kPeerAbortAfter, [this, cell, peer, deadline] {
     if (!still_running(cell)) return;
     auto in = collectives_.current();
+    if (!in && blocked_in_torch()) in = InCollective{"a collective inside torch", "", 0, {}};
     if (in && std::chrono::steady_clock::now() - in->since > kPeerAbortAfter / 2) {
       collectives_.abort(in->group);
       return note(cell, fmt::format("rank {} failed, so {} on group '{}' was aborted here; group.rebuild() re-makes it", peer, in->operation, in->group));
@@ -177,7 +192,7 @@ void Control::on_peer_failed(const Message& message) {
 }
 
 void Control::answer_why(const Message& message) {
-  json body = {{"stack", options_.read_stacks()}};
+  json body = {{"stack", options_.read_stacks()}, {"native", native_frame(main_thread_)}};
   {
     std::lock_guard lock(mutex_);
     body["cell"] = current_;

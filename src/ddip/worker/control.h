@@ -87,6 +87,7 @@ class Control {
   void climb(uint64_t cell, int rung);
   void on_peer_failed(const wire::Message& message);
   void answer_why(const wire::Message& message);
+  bool blocked_in_torch();
   bool still_running(uint64_t cell);
   bool send_interrupt(uint64_t cell, bool signal);
   void append(Pending pending);
@@ -98,6 +99,7 @@ class Control {
   net::Loop loop_;
   std::unique_ptr<wire::Channel> channel_;  // control thread
   Ladder ladder_;                           // control thread
+  long ticks_at_signal_ = -1;               // control thread
   net::Loop::Handle peer_timer_;            // control thread
   Collectives collectives_;
 

@@ -1,0 +1,52 @@
+// WIRE.md is the manual of the protocol; these keep it from falling behind.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <regex>
+#include <set>
+#include <string>
+
+#include "ddip/net/frame.h"
+#include "ddip/wire/codec.h"
+
+namespace ddip::wire {
+namespace {
+
+std::string read_manual() {
+  std::ifstream file(std::filesystem::path(__FILE__).parent_path() / "WIRE.md");
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+}  // namespace
+
+TEST(WireDoc, every_type_is_there_with_its_number) {
+  std::string manual = read_manual();
+  ASSERT_FALSE(manual.empty()) << "WIRE.md is expected beside " << __FILE__;
+  for (int number = 0; number <= UINT16_MAX; ++number) {
+    std::string name = name_of(static_cast<Type>(number));
+    if (name == fmt::format("type {}", number)) continue;
+    EXPECT_NE(manual.find(fmt::format("| `{}` | {} |", name, number)), std::string::npos) << name << " " << number;
+  }
+}
+
+TEST(WireDoc, no_type_is_there_that_does_not_exist) {
+  std::string manual = read_manual();
+  std::regex row("\\| `([a-z_]+)` \\| ([0-9]+) \\|");
+  int rows = 0;
+  for (std::sregex_iterator found(manual.begin(), manual.end(), row), end; found != end; ++found, ++rows) {
+    EXPECT_EQ(name_of(static_cast<Type>(std::stoi((*found)[2]))), (*found)[1]);
+  }
+  EXPECT_GE(rows, 36);
+}
+
+TEST(WireDoc, numbers_of_the_limits_are_those_of_the_code) {
+  std::string manual = read_manual();
+  EXPECT_NE(manual.find(fmt::format("Cap: {} KiB until the hello was accepted, {} MiB after", net::kBodyCapBeforeHello >> 10, net::kBodyCap >> 20)), std::string::npos);
+  EXPECT_NE(manual.find(fmt::format("with this frame, 0–{}", net::kMaxDescriptors)), std::string::npos);
+  EXPECT_NE(manual.find(fmt::format("nested at most {} deep", kMaxDepth)), std::string::npos);
+}
+
+}  // namespace ddip::wire
