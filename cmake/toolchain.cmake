@@ -9,7 +9,7 @@ if(DDIP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
 endif()
 
 add_library(ddip_options INTERFACE)
-target_compile_options(ddip_options INTERFACE -Wall -Wextra -Werror -Wno-unused-parameter)
+target_compile_options(ddip_options INTERFACE -Wall -Wextra -Werror -Wno-unused-parameter -Wno-missing-field-initializers)
 if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
   # libstdc++ 12's own stable_sort uses what it calls deprecated, and clang blames the caller.
   target_compile_options(ddip_options INTERFACE -Wthread-safety -Wno-deprecated-declarations)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -12,9 +13,10 @@ from typing import Any, Callable, Iterator
 import pytest
 
 TESTS = Path(__file__).resolve().parent
-for folder in (TESTS.parent / "python", TESTS):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+if str(TESTS) not in sys.path:
+    sys.path.insert(0, str(TESTS))
+if importlib.util.find_spec("ddip") is None:
+    sys.path.insert(0, str(TESTS.parent / "python"))
 
 from support import processes  # noqa: E402
 from support.groups import SharedGroups  # noqa: E402
@@ -78,7 +80,7 @@ def start(home: Path) -> Iterator[Callable[..., Any]]:
         return group
 
     yield start_group
-    for group in started:
+    for group in reversed(started):
         group.stop()
 
 

@@ -70,10 +70,14 @@ Fd detach() {
   return Fd(3);
 }
 
+// Whoever asks is_running() holds the lock for a moment: one look is not enough to call the group running.
 Fd take_lock(const client::GroupFolder& folder) {
   Fd lock(::open(folder.lock().c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (!lock) throw_errno("open " + folder.lock().string());
-  if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) throw ConfigError("group " + folder.name() + " is already running");
+  for (int attempt = 0; ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0; ++attempt) {
+    if (attempt == 50) throw ConfigError("group " + folder.name() + " is already running");
+    ::usleep(2000);
+  }
   return lock;
 }
 

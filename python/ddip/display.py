@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import sys
 import time
+import uuid
+from collections import deque
 from typing import Any, Optional
 
 from ddip import _client
@@ -15,6 +17,8 @@ RENDER_INTERVAL = 0.1
 BYTES_PER_SECOND = 400_000
 NOTEBOOK_LINES = 1000
 PATIENCE = 0.3
+# clear_output() of one rank leaves the others' output alone: so much of it can be shown again.
+REMEMBERED_BYTES = 4 << 20
 
 
 def prefix(ranks: list[int]) -> str:
@@ -23,7 +27,27 @@ def prefix(ranks: list[int]) -> str:
 
 def prefixed(text: str, ranks: list[int]) -> str:
     head = prefix(ranks)
-    return "".join(head + line for line in text.splitlines(True))
+    *lines, rest = text.split("\n")  # and only there: a form feed or U+2028 is part of its line
+    return "".join(head + line + "\n" for line in lines) + (head + rest if rest else "")
+
+
+class RankLines:
+    """One rank's bytes as whole lines, each with its rank; of a bar the last frame."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._text = _client.Difference([rank], append=True, max_lines=0)
+
+    def write(self, stream: int, data: bytes) -> list[tuple[int, str]]:
+        self._text.write(self._rank, stream, data)
+        return self._take()
+
+    def close(self) -> list[tuple[int, str]]:
+        self._text.close(self._rank)
+        return [(stream, text if text.endswith("\n") else text + "\n") for stream, text in self._take()]
+
+    def _take(self) -> list[tuple[int, str]]:
+        return [(stream, prefixed(text, [self._rank])) for stream, text in self._text.take_text()]
 
 
 class Screen:
@@ -58,7 +82,6 @@ class NotebookScreen(Screen):
         self._socket = publisher.pub_socket
         self._topic = publisher.topic
         self._parent = shell.get_parent()
-        self._count = 0
 
     def _send(self, kind: str, content: dict[str, Any]) -> None:
         sys.stdout.flush()  # what was printed here before comes before
@@ -70,8 +93,7 @@ class NotebookScreen(Screen):
     def region(self, handle: Optional[str], text: str) -> Optional[str]:
         new = handle is None
         if handle is None:
-            self._count += 1
-            handle = f"ddip-{self._parent['header']['msg_id']}-{self._count}"
+            handle = new_handle()
         content = {"data": {"text/plain": text}, "metadata": {}, "transient": {"display_id": handle}}
         self._send("display_data" if new else "update_display_data", content)
         return handle
@@ -86,41 +108,54 @@ class NotebookScreen(Screen):
         self._send("clear_output", {"wait": wait})
 
 
+def new_handle() -> str:
+    """Never seen in this notebook before, or an output of another cell, or of the kernel before this, would change too."""
+    return f"ddip-{uuid.uuid4().hex}"
+
+
 def screen_for(shell: Any) -> Screen:
     return NotebookScreen(shell) if shell is not None and hasattr(shell, "kernel") else Screen()
 
 
 class Plain:
-    """--plain: every line with its rank, as it comes; no merging, no bars."""
+    """--plain: every line with its rank, as it comes; no merging, and of a bar only how it ended."""
 
     def __init__(self, screen: Screen, see: list[int]) -> None:
         self._screen = screen
-        self._see = set(see)
-        self._partial: dict[tuple[int, int], str] = {}
+        self._lines = {rank: RankLines(rank) for rank in see}
 
     def show(self, event: Event) -> None:
         kind, _, rank, body, _, stream, _ = event
         if kind in ("note", "gap"):
             self._screen.append(2, f"ddip: {body}\n")
-        elif rank not in self._see:
+        elif rank not in self._lines:
             return
         elif kind == "output":
-            text = self._partial.get((rank, stream), "") + body.decode("utf-8", "replace")
-            cut = text.rfind("\n") + 1
-            self._partial[(rank, stream)] = text[cut:]
-            if cut:
-                self._screen.append(stream, prefixed(text[:cut], [rank]))
+            self._append(self._lines[rank].write(stream, body))
+        elif kind == "rank_done":
+            self._append(self._lines[rank].close())
         elif kind == "display" and body.get("kind") in ("display", "result"):
-            self._screen.append(1, prefix([rank]) + "\n")
-            self._screen.bundle(body["data"], body["metadata"])
+            if is_text(body):
+                self._screen.append(1, prefixed(body["data"]["text/plain"] + "\n", [rank]))
+            else:
+                self._screen.append(1, label([rank]))
+                self._screen.bundle(body["data"], body["metadata"])
+
+    def _append(self, pieces: list[tuple[int, str]]) -> None:
+        for stream, text in pieces:
+            self._screen.append(stream, text)
 
     def tick(self) -> float:
         return 1.0
 
     def finish(self) -> None:
-        for (rank, stream), rest in self._partial.items():
-            if rest:
-                self._screen.append(stream, prefixed(rest + "\n", [rank]))
+        for lines in self._lines.values():
+            self._append(lines.close())
+
+
+def label(ranks: list[int]) -> str:
+    """The line above what is not text."""
+    return prefix(ranks).rstrip() + "\n"
 
 
 class Merged:
@@ -134,6 +169,10 @@ class Merged:
         self._notes: list[str] = []
         self._dirty = False
         self._next_render = 0.0
+        self._said: deque[Event] = deque()  # since the last clear_output()
+        self._said_bytes = 0
+        self._clearing: Optional[Clearing] = None
+        self._behind: list[tuple[float, Event]] = []  # what ranks said after a figure that is not shown yet
         self._begin_region()
 
     def _begin_region(self) -> None:
@@ -143,6 +182,23 @@ class Merged:
         self._notes = []
 
     def show(self, event: Event) -> None:
+        self._route(time.monotonic(), event)
+        self.tick()
+
+    def _route(self, arrived: float, event: Event) -> None:
+        """Order is kept per rank: what comes after a clear_output() or a figure waits until that is done."""
+        kind, _, rank, body, _, _, _ = event
+        if kind == "display" and body.get("kind") == "clear":
+            if rank in self._see and self._screen.rerenders:  # a terminal takes nothing back
+                self._clear(arrived, rank, bool(body.get("wait")))
+        elif self._clearing is not None and rank in self._clearing.ranks:
+            self._clearing.held.append((arrived, event))
+        elif self._figures.waits_for(rank):
+            self._behind.append((arrived, event))
+        else:
+            self._take(arrived, event)
+
+    def _take(self, arrived: float, event: Event) -> None:
         kind, _, rank, body, _, stream, _ = event
         if kind in ("note", "gap"):
             self._notes.append(str(body) if rank < 0 else f"rank {rank}: {body}")
@@ -150,52 +206,96 @@ class Merged:
             return
         elif kind == "output":
             self._text.write(rank, stream, body)
+            self._remember(event, size_of(body))
         elif kind == "rank_done":
             self._open.discard(rank)
             self._text.close(rank)
             self._figures.close(rank)
         elif kind == "display":
-            if body.get("kind") == "clear":
-                self._clear(rank, bool(body.get("wait")))
-            elif is_text(body):
+            if is_text(body):
                 self._text.write(rank, 1, (body["data"]["text/plain"] + "\n").encode())
             else:
-                self._figures.add(rank, body)
+                self._figures.add(arrived, rank, body)
+            self._remember(event, size_of(body))
         else:
             return
         self._dirty = True
-        self.tick()
 
-    def _clear(self, rank: int, wait: bool) -> None:
-        if rank == min(self._see):
-            self._begin_region()
-            self._screen.clear(wait)
+    def _remember(self, event: Event, size: int) -> None:
+        if not self._screen.rerenders:
+            return
+        self._said.append(event)
+        self._said_bytes += size
+        while self._said_bytes > REMEMBERED_BYTES and len(self._said) > 1:
+            _, _, _, body, _, _, _ = self._said.popleft()
+            self._said_bytes -= size_of(body)
+
+    def _clear(self, arrived: float, rank: int, wait: bool) -> None:
+        """A rank's clear_output() wipes what that rank said. The others get a moment to say the same, so that frames of
+        an animation that all ranks draw replace each other whole."""
+        if self._clearing is None:
+            self._clearing = Clearing(arrived + PATIENCE, wait)
+        self._clearing.ranks.add(rank)
+        self._clearing.held = [one for one in self._clearing.held if one[1][2] != rank]
+        self._behind = [one for one in self._behind if one[1][2] != rank]
+
+    def _clear_now(self, clearing: Clearing) -> None:
+        self._clearing = None
+        now = time.monotonic()
+        again = [(now, event) for event in self._said if event[2] not in clearing.ranks] + self._behind + clearing.held
+        self._said.clear()
+        self._said_bytes, self._behind = 0, []
+        notes = self._notes
+        self._begin_region()
+        self._notes = notes
+        self._figures = Figures(self._screen, self._see)
+        for rank in self._see:
+            if rank not in self._open:
+                self._text.close(rank)
+                self._figures.close(rank)
+        self._screen.clear(clearing.wait)
+        self._dirty = True
+        for arrived, event in again:
+            self._route(arrived, event)
+
+    def _show_figures(self, now: float) -> None:
+        """The text before them, then the figures that are due, then what was said after them."""
+        self._render(final=True)
+        self._begin_region()
+        for rank in self._see:
+            if rank not in self._open:
+                self._text.close(rank)
+        self._figures.emit(now)
+        behind, self._behind = self._behind, []
+        for arrived, event in behind:
+            self._route(arrived, event)
 
     def tick(self) -> float:
         """Renders what is due; returns in how many seconds to come again."""
         now = time.monotonic()
+        if self._clearing is not None and (now >= self._clearing.until or self._clearing.ranks >= self._open):
+            self._clear_now(self._clearing)
         wait = self._text.wait()
         if wait is not None and wait <= 0:
             self._text.advance()
             self._dirty = True
-        if self._figures.due(now):
-            self._render(final=True)
-            self._begin_region()
-            self._figures.emit(now)
+        while self._figures.due(now):
+            self._show_figures(now)
         if self._dirty and now >= self._next_render:
             self._render(final=False)
         waits = [1.0] + [one for one in (self._text.wait(), self._figures.wait(now)) if one is not None]
+        if self._clearing is not None:
+            waits.append(self._clearing.until - now)
         if self._dirty:
             waits.append(self._next_render - now)
         return max(0.0, min(waits))
 
     def finish(self) -> None:
-        for rank in list(self._open):
-            self._text.close(rank)
+        while self._clearing is not None:
+            self._clear_now(self._clearing)
+        while self._figures.pending():
+            self._show_figures(float("inf"))
         self._render(final=True)
-        if self._figures.pending():
-            self._begin_region()
-            self._figures.emit(float("inf"))
 
     def _render(self, final: bool) -> None:
         self._dirty = False
@@ -225,9 +325,25 @@ class Merged:
                 parts.append(text if len(ranks) == len(self._see) else prefixed(text, ranks))
         bars = self._text.bars()
         if bars:
-            parts.append("\n".join(bars[min(bars)]) + "\n")
+            rank = min(bars)
+            text = "\n".join(bars[rank]) + "\n"
+            parts.append(text if len(self._see) == 1 else prefixed(text, [rank]))
         parts += [f"ddip: {note}\n" for note in self._notes]
         return "".join(parts).rstrip("\n")
+
+
+def size_of(body: Any) -> int:
+    return len(body) if isinstance(body, bytes) else sum(len(str(value)) for value in body["data"].values())
+
+
+class Clearing:
+    """A clear_output() on its way: who asked for it, and what they have said since."""
+
+    def __init__(self, until: float, wait: bool) -> None:
+        self.until = until
+        self.wait = wait
+        self.ranks: set[int] = set()
+        self.held: list[tuple[float, Event]] = []
 
 
 def is_text(body: dict[str, Any]) -> bool:
@@ -246,9 +362,8 @@ class Figures:
         self._count = {rank: 0 for rank in see}
         self._waiting: dict[int, tuple[float, dict[int, dict[str, Any]]]] = {}
         self._shown: dict[tuple[int, str], Optional[str]] = {}  # (rank, its display id) → ours; None: not shown
-        self._last = 0
 
-    def add(self, rank: int, body: dict[str, Any]) -> None:
+    def add(self, arrived: float, rank: int, body: dict[str, Any]) -> None:
         identity = body["transient"].get("display_id")
         if body["kind"] == "update":
             handle = self._shown.get((rank, identity))
@@ -261,7 +376,11 @@ class Figures:
             return
         number = self._count[rank]
         self._count[rank] += 1
-        self._waiting.setdefault(number, (time.monotonic() + PATIENCE, {}))[1][rank] = body
+        self._waiting.setdefault(number, (arrived + PATIENCE, {}))[1][rank] = body
+
+    def waits_for(self, rank: int) -> bool:
+        """Whether a figure of this rank is not shown yet."""
+        return any(rank in bodies for _, bodies in self._waiting.values())
 
     def close(self, rank: int) -> None:
         self._open.discard(rank)
@@ -298,8 +417,7 @@ class Figures:
             hidden = updatable and index > 0
             handle = None
             if body["transient"].get("display_id") and not hidden:
-                self._last += 1
-                handle = f"ddip-figure-{id(self)}-{self._last}"
+                handle = new_handle()
             for rank in ranks:
                 identity = bodies[rank]["transient"].get("display_id")
                 if identity:
@@ -307,7 +425,7 @@ class Figures:
             if hidden:
                 continue
             if len(ranks) < len(self._see) and not updatable:
-                self._screen.append(1, prefix(ranks) + "\n")
+                self._screen.append(1, label(ranks))
             self._screen.bundle(body["data"], body["metadata"], handle)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import os
 import secrets
 import sys
@@ -176,7 +177,7 @@ class Group:
         if not names:
             return
         for name in names:
-            if not name.isidentifier():
+            if not name.isidentifier() or keyword.iskeyword(name):
                 raise ConfigError(f"push: '{name}' is not a variable name")
         packed = values.pack_named(dict(names))
         self._pushes += 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-import sys
 import time
 from typing import Any, Callable, Optional
 
@@ -16,6 +16,10 @@ from ddip.errors import ConfigError, PeerLost, RankError, TimedOut
 
 # After so many seconds without news a cell says by itself who is where.
 SILENCE = 10.0
+# So long the second press of stop waits for the new process of a rank that it killed.
+REPLACED = 10.0
+
+COLOURS = re.compile("\x1b\\[[0-9;]*m")
 
 OWN_MAGICS = ("dip", "makedip", "autodip", "dipush", "dipull", "dipper", "diplog", "dipwhy", "load_ext", "unload_ext", "reload_ext")
 
@@ -28,14 +32,32 @@ def words(line: str) -> list[str]:
 
 
 class CellFailed(Exception):
-    """Raised under a cell whose ranks failed; the traceback was shown already, so it renders as one line."""
+    """Raised under a cell whose ranks failed. Its text is one line; the notebook shows the ranks' tracebacks, not ours."""
 
     def __init__(self, error: RankError) -> None:
         self.error = error
-        super().__init__(str(error))
+        super().__init__(one_sentence(error))
 
     def _render_traceback_(self) -> list[str]:
         return str(self.error).splitlines()
+
+
+class CellInterrupted(KeyboardInterrupt):
+    """The cell was stopped: one line, not our frames."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"KeyboardInterrupt: {self}"]
+
+
+def one_sentence(error: RankError) -> str:
+    """`rank 1: ValueError: boom`, of the first rank that failed."""
+    if not error.ranks:
+        return str(error)
+    rank = error.ranks[0]
+    if rank in error.lost:
+        return f"rank {rank} is lost: {error.lost[rank].splitlines()[0]}"
+    lines = [line for line in COLOURS.sub("", error.tracebacks.get(rank, "")).splitlines() if line.strip()]
+    return f"rank {rank}: {lines[-1].strip() if lines else 'failed'}"
 
 
 @magics_class
@@ -46,6 +68,7 @@ class DipMagics(Magics):
         self.auto: Optional[str] = None
         self.stuck: set[int] = set()  # cells that one press of stop did not end
         self.client_name = ""
+        self.last_name = ""  # of the group that was here last
 
     # ---- groups
 
@@ -53,7 +76,9 @@ class DipMagics(Magics):
     def makedip(self, line: str) -> None:
         """Start, attach to, restart, stop or show a group of workers; %makedip -h explains."""
         flags = words(line)
-        with one_line():
+        if flags[-1:] == ["--attach"]:
+            flags.append(groups.default_name())  # this notebook's own
+        with self._one_line():
             checked = _client.check_group_flags(flags, "%makedip", groups.worker_environment(), groups.os.environ.get("DDIP_TEST_DEVICES"))
             if "help" in checked:
                 print(checked["help"])
@@ -66,10 +91,10 @@ class DipMagics(Magics):
         name = checked["name"]
         if name and (self.group is None or self.group.name != name):
             print(describe_info(groups.attach(name, self.client_name).info(), verbose=True))
-        elif self.group is None:
+        elif self._find() is None:
             print("no group here; %makedip starts one" + running_groups())
         else:
-            print(describe_info(self.group.info(), verbose=True))
+            print(describe_info(self._need().info(), verbose=True))
 
     def _kill_group(self, flags: list[str], checked: dict[str, Any]) -> None:
         target = groups.attach(checked["name"], self.client_name) if checked["name"] else self._find()
@@ -133,17 +158,36 @@ class DipMagics(Magics):
         screen = display.screen_for(self.shell)
         Replay(self.group, screen).run()
 
+    def _one_line(self, command: str = "") -> one_line:
+        return one_line(command, self._lost)
+
+    def _lost(self, error: PeerLost) -> str:
+        """A connection broke: what to say, after making a new one if the group lives."""
+        if self.group is None:
+            return str(error)
+        name = self.group.name
+        if _client.is_running(self.group._folder):
+            self.group = groups.attach(name, self.client_name)
+            return f"lost the connection to group {name} ({error}); it is there again"
+        self.group = None
+        return f"{gone(name)} ({error})"
+
     def _find(self) -> Optional[groups.Group]:
         """This notebook's group, also after its kernel was restarted."""
+        if self.group is not None:
+            self.last_name = self.group.name
+            if not _client.is_running(self.group._folder):
+                self.group = None
         if self.group is None and groups.default_name() in groups.groups():
             self.client_name = self.client_name or groups.default_name()
             self.group = groups.attach(groups.default_name(), self.client_name)
         return self.group
 
     def _need(self) -> groups.Group:
+        had = self.group
         found = self._find()
         if found is None:
-            raise UsageError("no group here; %makedip starts one" + running_groups())
+            raise UsageError((gone(had.name) if had is not None else "no group here; %makedip starts one") + running_groups())
         return found
 
     # ---- cells
@@ -153,28 +197,31 @@ class DipMagics(Magics):
         """Run the cell on the workers: %%dip [remote|local|everywhere] [flags]; %%dip -h explains."""
         if cell is None:
             return self._line_dip(line)
-        with one_line():
+        with self._one_line():
             options = _client.parse_cell_flags(words(line), "%%dip")
             if "help" in options:
                 print(options["help"])
                 return
             if options["place"] in ("local", "everywhere"):
-                self._run_local(cell)
+                self._run_local(cell, goes_on=options["place"] == "everywhere")
             if options["place"] in ("remote", "everywhere"):
                 self._run_remote(cell, options)
 
-    def _run_local(self, source: str) -> None:
+    def _run_local(self, source: str, goes_on: bool) -> None:
         auto, self.auto = self.auto, None  # or autodip would send it away again
         try:
             result = self.shell.run_cell(source, silent=False, store_history=False)
         finally:
             self.auto = auto
         if not result.success:
-            raise CellStopped()
+            raise CellStopped("the cell failed here" + (", so it was not sent to the workers" if goes_on else ""))
 
     def _line_dip(self, line: str) -> None:
         """Older spelling: %dip --push a b."""
         parts = words(line)
+        if parts[:1] in (["-h"], ["--help"]):
+            print(_client.parse_cell_flags(["--help"], "%%dip")["help"])
+            return
         if parts[:1] == ["--push"]:
             return self.dipush(" ".join(parts[1:]))
         if parts[:1] == ["--pull"]:
@@ -193,19 +240,27 @@ class DipMagics(Magics):
         cell = group.submit(body, ranks, keep_all=False)
         renderer = display.renderer(screen, see, options["plain"], options["quiet"])
         if options["async"]:
-            AsyncShow(cell, renderer).start()
+            AsyncShow(cell, renderer, screen).start()
             self._bind(options["async_name"], cell)
             print(f"cell {cell.number} runs on {group.name}; " + (f"{options['async_name']}.wait() waits for it" if options["async_name"] else "it shows its output here"))
             return
         if cell.behind:
-            waiting = sorted({(one["cell"], one["rank"], one["line"]) for one in cell.behind})
-            for number, rank, text in waiting:
-                print(f"ddip: waits behind cell {number} ({text}), still running on rank {rank}; stop interrupts it")
+            self._say_behind(cell)
         self._follow(cell, renderer)
         if options["out"]:
             self._bind(options["out"], cell.results())
         if options["verbose"]:
             print(footer(cell))
+
+    def _say_behind(self, cell: Cell) -> None:
+        """Never queue silently: who is still in what, and what stop would do here."""
+        waiting: dict[tuple[int, str], set[int]] = {}
+        for one in cell.behind:
+            waiting.setdefault((one["cell"], one["line"]), set()).add(one["rank"])
+        for (number, text), ranks in sorted(waiting.items()):
+            where = f"rank{'s' if len(ranks) > 1 else ''} {_client.rank_list(sorted(ranks))}"
+            stop = f"stop replaces {where} by empty ones" if number in self.stuck else "stop takes this cell back"
+            print(f"ddip: waits behind cell {number} ({text}), still running on {where}; {stop}")
 
     def _bind(self, name: str, value: Any) -> None:
         if name:
@@ -241,6 +296,8 @@ class DipMagics(Magics):
             cell.raise_if_failed()
         except RankError as error:
             raise CellFailed(error) from None
+        except KeyboardInterrupt as error:
+            raise CellInterrupted(str(error)) from None
 
     def _stop(self, cell: Cell, renderer: Any) -> None:
         group = cell.group
@@ -249,15 +306,20 @@ class DipMagics(Magics):
         if again:
             lost = sorted({one["rank"] for one in cell.behind if one["cell"] in again})
             print(f"ddip: second press: replacing stuck rank(s) {_client.rank_list(lost)}; their variables are lost")
+            before = group.pids
             for number in again:
                 group.interrupt(cell=number, kill=True)
             self.stuck -= again
+            await_replaced(group, lost, before)
         group.interrupt(cell=cell.number)
         deadline = time.monotonic() + groups.PROMPT
         while not cell.finished and time.monotonic() < deadline:
-            event = cell.pump(min(renderer.tick(), deadline - time.monotonic()))
-            if event is not None and event[0] != "input_request":
-                renderer.show(event)
+            try:
+                event = cell.pump(max(0.0, min(renderer.tick(), deadline - time.monotonic())))
+                if event is not None and event[0] != "input_request":
+                    renderer.show(event)
+            except KeyboardInterrupt:
+                continue  # impatience; the press that replaces ranks comes after they were named
         if cell.finished:
             return
         self.stuck.add(cell.number)
@@ -285,7 +347,7 @@ class DipMagics(Magics):
                 if parts[1] not in ("-a", "--args") or len(parts) != 3:
                     raise UsageError('%autodip on [-a "ARGS"]: expected -a and one quoted string, found: ' + " ".join(parts[1:]))
                 arguments = parts[2]
-            with one_line():
+            with self._one_line():
                 _client.parse_cell_flags(words(arguments), "%autodip -a")
                 self._need()
             self.auto = arguments
@@ -297,7 +359,7 @@ class DipMagics(Magics):
             return lines
         for line in lines:
             text = line.strip()
-            if not text:
+            if not text or text.startswith("#"):
                 continue
             if text.startswith("%") and text.lstrip("%").split()[:1] and text.lstrip("%").split()[0] in OWN_MAGICS:
                 return lines
@@ -306,12 +368,15 @@ class DipMagics(Magics):
             return lines
         return [f"%%dip {self.auto}\n", *lines]
 
+    # Else IPython asks the transformed cell whether it is complete, and a terminal wants an empty line after each line.
+    send_to_workers.has_side_effects = True  # type: ignore[attr-defined]
+
     # ---- values
 
     @line_magic
     def dipush(self, line: str) -> None:
         """%dipush a b …: these variables to every worker."""
-        with one_line():
+        with self._one_line("%dipush"):
             names = words(line)
             if not names:
                 raise UsageError("%dipush NAMES: which variables?")
@@ -325,7 +390,7 @@ class DipMagics(Magics):
     @line_magic
     def dipull(self, line: str) -> None:
         """%dipull a b … [-r RANK|all]: these variables from a worker (rank 0), or a list of all ranks' values."""
-        with one_line():
+        with self._one_line("%dipull"):
             parts = words(line)
             rank: Any = 0
             names = []
@@ -370,17 +435,18 @@ class DipMagics(Magics):
         if len(parts) > 1 or (parts and not parts[0].isdigit()):
             raise UsageError(f"%diplog [CELL]: expected a cell's number, found: {line.strip()}")
         wanted = int(parts[0]) if parts else 0
-        with one_line():
-            name = self.group.name if self.group is not None else groups.default_name()
+        with self._one_line():
+            name = self.group.name if self.group is not None else self.last_name or groups.default_name()
             folder = _client.newest_journal(groups.state_folder(), name)
             if not folder:
                 raise UsageError(f"no journal of a group named {name}")
-            print_journal(folder, wanted)
+            if not print_journal(folder, wanted) and wanted:
+                print(f"no cell {wanted} in the journal of group {name}")
 
     @line_magic
     def dipwhy(self, line: str) -> None:
         """%dipwhy: what every rank is doing now, and who is missing."""
-        with one_line():
+        with self._one_line():
             print("\n".join(_client.explain(self._need().why())))
 
 
@@ -388,7 +454,7 @@ class CellStopped(Exception):
     """The local half failed; its traceback is on the screen."""
 
     def _render_traceback_(self) -> list[str]:
-        return ["ddip: the cell failed here, so it was not sent to the workers"]
+        return [f"ddip: {self}"]
 
 
 class StillRunning(KeyboardInterrupt):
@@ -402,14 +468,23 @@ class StillRunning(KeyboardInterrupt):
 
 
 class one_line:
-    """Turns our errors into the notebook's UsageError: one line, never a library's traceback."""
+    """Turns our errors into the notebook's UsageError: one line, never a library's traceback. `command`: what the
+    failure of a rank is to be called; without it the rank's own traceback is shown."""
+
+    def __init__(self, command: str, lost: Callable[[PeerLost], str]) -> None:
+        self._command = command
+        self._lost = lost
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, (ConfigError, TimedOut, PeerLost)) or (isinstance(error, TypeError) and str(error).startswith("cannot send")):
+        if isinstance(error, PeerLost):
+            raise UsageError(self._lost(error)) from None
+        if isinstance(error, (ConfigError, TimedOut)) or (isinstance(error, TypeError) and str(error).startswith("cannot send")):
             raise UsageError(str(error)) from None
+        if isinstance(error, RankError) and self._command:
+            raise UsageError(f"{self._command}: {one_sentence(error)}") from None
         if isinstance(error, RankError):
             raise CellFailed(error) from None
 
@@ -417,9 +492,10 @@ class one_line:
 class AsyncShow:
     """Shows an async cell from a thread of its own, under the cell that started it."""
 
-    def __init__(self, cell: Cell, renderer: Any) -> None:
+    def __init__(self, cell: Cell, renderer: Any, screen: display.Screen) -> None:
         self._cell = cell
         self._renderer = renderer
+        self._screen = screen
 
     def start(self) -> None:
         import threading
@@ -443,18 +519,14 @@ class AsyncShow:
             cell.lost = error
             cell._finished.set()
         self._renderer.finish()
-        if sequence:
-            cell.group.client.send("acknowledge", {"sequence": sequence})
-        if cell.status not in ("done", "lost"):
-            try:
-                cell.raise_if_failed()
-            except (RankError, KeyboardInterrupt) as error:
-                self._renderer_screen(str(error))
-
-    def _renderer_screen(self, text: str) -> None:
-        screen = getattr(self._renderer, "_screen", None)
-        if screen is not None:
-            screen.append(2, text + "\n")
+        if cell.lost is not None:
+            self._screen.append(2, f"ddip: {cell.lost}\n")
+            return
+        cell.group.client.send("acknowledge", {"sequence": sequence})
+        try:
+            cell.raise_if_failed()
+        except (RankError, KeyboardInterrupt) as error:
+            self._screen.append(2, f"{error}\n")
 
 
 class Replay:
@@ -506,6 +578,16 @@ class Replay:
             self._renderers[cell].show(event)
 
 
+def await_replaced(group: groups.Group, ranks: list[int], before: list[int]) -> None:
+    """Until these ranks are new processes that take cells."""
+    deadline = time.monotonic() + REPLACED
+    while time.monotonic() < deadline:
+        now = group.info()["ranks"]
+        if all(now[rank]["pid"] != before[rank] and now[rank]["status"] == "ready" for rank in ranks):
+            return
+        time.sleep(0.02)
+
+
 def answer_input(group: groups.Group, event: Any) -> None:
     """A worker's input(): asked here, answered there."""
     _, cell, rank, body, _, _, _ = event
@@ -525,33 +607,45 @@ def answer_input(group: groups.Group, event: Any) -> None:
     group.client.send("input_reply", {"text": text}, rank, cell)
 
 
-def print_journal(folder: str, wanted: int) -> None:
-    partial: dict[tuple[int, int, int], str] = {}
+def print_journal(folder: str, wanted: int) -> bool:
+    """Whether there was anything."""
+    open_lines: dict[tuple[int, int], display.RankLines] = {}
+    found = False
+
+    def show(pieces: list[tuple[int, str]]) -> None:
+        for _, text in pieces:
+            print(text, end="")
 
     def visit(kind: str, cell: int, rank: int, body: Any, sequence: int, stream: int, when: float) -> bool:
+        nonlocal found
         if wanted and cell != wanted:
             return True
+        found = True
         if kind == "cell_started":
             print(f"--- cell {cell} ({time.strftime('%H:%M:%S', time.localtime(when))}): {groups.first_line(body.get('source', ''))}")
         elif kind == "output":
-            text = partial.pop((cell, rank, stream), "") + body.decode("utf-8", "replace")
-            cut = text.rfind("\n") + 1
-            partial[(cell, rank, stream)] = text[cut:]
-            sys.stdout.write(display.prefixed(text[:cut], [rank]))
+            if (cell, rank) not in open_lines:
+                open_lines[cell, rank] = display.RankLines(rank)
+            show(open_lines[cell, rank].write(stream, body))
         elif kind == "rank_done":
-            for number in (1, 2):
-                rest = partial.pop((cell, rank, number), "")
-                if rest:
-                    print(display.prefixed(rest, [rank]))
+            if (cell, rank) in open_lines:
+                show(open_lines.pop((cell, rank)).close())
             if body.get("outcome") != "ok":
                 print(f"[{rank}] {body.get('traceback') or body.get('why', body.get('outcome'))}")
         elif kind in ("note", "gap"):
             print(f"ddip: {body}")
         elif kind == "display" and body.get("data"):
-            print(f"[{rank}] {body['data'].get('text/plain', '<display>')}")
+            print(display.prefixed(body["data"].get("text/plain", "<display>"), [rank]))
         return True
 
     _client.read_journal(folder, 0, visit)
+    for lines in open_lines.values():
+        show(lines.close())
+    return found
+
+
+def gone(name: str) -> str:
+    return f"group {name} is gone; its output is kept (%diplog), %makedip starts a new one"
 
 
 def running_groups() -> str:

@@ -24,6 +24,8 @@ ALIGNMENT = 64
 HEAD = struct.Struct("<8sQQ")
 SPAN = struct.Struct("<QQ")
 
+FUNCTION_ATTRIBUTES = ("__defaults__", "__kwdefaults__", "__qualname__", "__doc__", "__annotations__")
+
 F_ADD_SEALS = 1033
 SEALS = 0x1 | 0x2 | 0x4 | 0x8  # SEAL, SHRINK, GROW, WRITE
 
@@ -86,20 +88,26 @@ def restore_tensor(storage: Any, dtype: Any, offset: int, size: Any, stride: Any
     return tensor.requires_grad_() if requires_grad else tensor
 
 
-def restore_function(code: Any, modules: dict[str, str], attributes: dict[str, Any], closure: Any) -> Any:
-    """A function of the notebook's __main__ sees the worker's variables, not a copy of the notebook's."""
+def make_function(code: Any, modules: dict[str, str], name: str, cells: Optional[int]) -> Any:
+    """A function of the notebook's __main__ sees the worker's variables, not a copy of the notebook's. It is filled in
+    afterwards, because its closure may hold the function itself."""
     import importlib
 
     namespace = Unpacking.namespace if Unpacking.namespace is not None else sys.modules["__main__"].__dict__
-    for name, module in modules.items():
-        if name not in namespace:
-            namespace[name] = importlib.import_module(module)
-    cells = tuple(types.CellType(value) for value in closure) if closure is not None else None
-    function = types.FunctionType(code, namespace, attributes["__name__"], attributes["__defaults__"], cells)
-    for name in ("__kwdefaults__", "__qualname__", "__doc__", "__annotations__"):
-        setattr(function, name, attributes[name])
-    function.__dict__.update(attributes["__dict__"])
-    return function
+    for own, module in modules.items():
+        if own not in namespace:
+            namespace[own] = importlib.import_module(module)
+    closure = None if cells is None else tuple(types.CellType() for _ in range(cells))
+    return types.FunctionType(code, namespace, name, None, closure)
+
+
+def fill_function(function: Any, state: dict[str, Any]) -> None:
+    for cell, content in zip(function.__closure__ or (), state["closure"]):
+        if content:  # one that was empty stays so
+            cell.cell_contents = content[0]
+    for name in FUNCTION_ATTRIBUTES:
+        setattr(function, name, state[name])
+    function.__dict__.update(state["__dict__"])
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -140,14 +148,18 @@ def reduce_function(function: Any) -> Any:
         value = function.__globals__.get(name)
         if isinstance(value, types.ModuleType):
             modules[name] = value.__name__
-    attributes = {
-        name: getattr(function, name)
-        for name in ("__name__", "__qualname__", "__defaults__", "__kwdefaults__", "__doc__", "__annotations__", "__dict__")
-    }
-    closure = None
-    if function.__closure__ is not None:
-        closure = tuple(cell.cell_contents for cell in function.__closure__)
-    return restore_function, (function.__code__, modules, attributes, closure)
+    closure = function.__closure__
+    state = {name: getattr(function, name) for name in (*FUNCTION_ATTRIBUTES, "__dict__")}
+    state["closure"] = [content_of(cell) for cell in closure or ()]
+    arguments = (function.__code__, modules, function.__name__, None if closure is None else len(closure))
+    return make_function, arguments, state, None, None, fill_function
+
+
+def content_of(cell: Any) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
 
 
 def pack(value: Any) -> Packed:

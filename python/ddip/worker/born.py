@@ -11,7 +11,7 @@ import sys
 from typing import Any, Optional
 
 from ddip import _worker
-from ddip.worker import collectives, runner, store, streams
+from ddip.worker import collectives, runner, shell, store, streams
 
 # Filled in once, in live(); read by ddip.rank() and friends.
 control: Optional[_worker.Control] = None
@@ -46,6 +46,7 @@ def prepare(environment: dict[str, str], descriptors: list[int]) -> None:
     set_threads(int(environment.get("OMP_NUM_THREADS", "1")))
     seed(int(environment.get("DDIP_SEED", "0")) + int(environment["RANK"]))
     keep_last_words(descriptors[1])
+    shell.create()  # the cells' namespace must be there before the first push
     signal.signal(signal.SIGINT, on_sigint)
 
 
@@ -59,8 +60,8 @@ def keep_last_words(file: int) -> None:
 
 def on_sigint(number: int, frame: Any) -> None:
     """An interrupt reaches only the cell it was meant for: outside a cell it is nobody's."""
-    if control is not None and control.armed():
-        raise KeyboardInterrupt
+    if control is not None and control.armed() and frame.f_code.co_filename != runner.__file__:
+        raise KeyboardInterrupt  # in the runner's own lines the cell is not there yet, or over
 
 
 def restore_environment(environment: dict[str, str]) -> None:

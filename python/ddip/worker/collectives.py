@@ -6,6 +6,8 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
+import weakref
 from typing import Any, Callable
 
 from ddip import _worker
@@ -20,6 +22,10 @@ _control: Any = None
 _patched = False
 # How the default group was made, to make it again: (args, kwargs) of init_process_group.
 _made: dict[str, Any] = {}
+# How often the default group was made since the last rebuild: each time has store keys of its own.
+_times_made = 0
+_inside = threading.local()
+_group_of_work: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def install(control: Any) -> None:
@@ -69,7 +75,9 @@ def patch() -> None:
     for name in OPERATIONS:
         if hasattr(c10d, name):
             replace(distributed, c10d, name, marked(name, getattr(c10d, name)))
-    c10d.Work.wait = marked("wait", c10d.Work.wait)
+    c10d.Work.wait = marked_wait(c10d.Work.wait)
+    meeting: Any = sys.modules["torch.distributed.rendezvous"]
+    meeting._create_c10d_store = with_fresh_keys(meeting._create_c10d_store)
     replace(distributed, c10d, "init_process_group", remembering(c10d.init_process_group))
     replace(distributed, c10d, "new_group", watching_sockets(c10d.new_group))
     replace(distributed, c10d, "destroy_process_group", forgetting(c10d.destroy_process_group))
@@ -91,11 +99,50 @@ def group_name(group: Any) -> str:
 def marked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        _control.enter_collective(name, group_name(kwargs.get("group")))
-        try:
-            return function(*args, **kwargs)
-        finally:
-            _control.leave_collective()
+        group = group_name(kwargs.get("group"))
+        work = inside(name, group, function, args, kwargs)
+        if kwargs.get("async_op") and work is not None:
+            _group_of_work[work] = group
+        return work
+
+    return call
+
+
+def marked_wait(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The wait for an operation that was begun with async_op=True."""
+
+    @functools.wraps(function)
+    def call(work: Any, *args: Any, **kwargs: Any) -> Any:
+        return inside("wait", _group_of_work.get(work) or group_name(None), function, (work, *args), kwargs)
+
+    return call
+
+
+def inside(name: str, group: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """The outermost call is the one that counts: all_reduce(group=g) waits by another call that does not know g."""
+    if getattr(_inside, "one", False):
+        return function(*args, **kwargs)
+    _inside.one = True
+    _control.enter_collective(name, group)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        _control.leave_collective()
+        _inside.one = False
+
+
+def with_fresh_keys(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A process group made again must not find the addresses of the one before. (torch up to 2.12 put
+    TORCHELASTIC_RESTART_COUNT into the keys by itself.)"""
+
+    @functools.wraps(function)
+    def call(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
+        store = function(hostname, port, *args, **kwargs)
+        if port != store_port():
+            return store
+        from torch.distributed import PrefixStore
+
+        return PrefixStore(f"ddip/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_times_made}", store)
 
     return call
 
@@ -137,6 +184,8 @@ def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
             _control.leave_collective()
         new = [number for number in _worker.connected_sockets(store_port()) if number not in before]
         _control.add_group(group_name(None), new)
+        global _times_made
+        _times_made += 1
         _made.clear()
         _made.update(made)
 
@@ -159,7 +208,9 @@ def forgetting(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def rebuild(attempt: int) -> list[str]:
     """Makes the default group again under a new store prefix. Returns the names of the groups made."""
+    global _times_made
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
+    _times_made = 0
     if "torch.distributed" not in sys.modules:
         return []
     import torch.distributed as distributed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import sys
 from typing import Any, Optional
 
 from IPython.core.completer import provisionalcompleter
@@ -38,6 +39,11 @@ class RankDisplayHook(DisplayHook):
     def write_format_data(self, format_dict: dict[str, Any], md_dict: Optional[dict[str, Any]] = None) -> None:
         send("result", format_dict, md_dict, None)
 
+    def quiet(self) -> bool:
+        """IPython looks into its history, and workers have none."""
+        source = self.shell.source
+        return ";" in source and self.semicolon_at_end_of_expression(source)
+
     def finish_displayhook(self) -> None:
         self._is_active = False
 
@@ -70,7 +76,10 @@ class RankShell(InteractiveShell):
     def enable_gui(self, gui: Any = None) -> None:
         pass
 
+    source = ""  # of the cell that runs
+
     def run_source(self, source: str, cell: int) -> plain.Outcome:
+        self.source = source
         tree = self.parse(source, cell)
         if isinstance(tree, BaseException):
             return plain.Outcome(error=tree)
@@ -82,6 +91,8 @@ class RankShell(InteractiveShell):
         """The tree of a cell that is plain Python; None for one that needs IPython's own grammar (%, !, ?, await)."""
         if source.lstrip().startswith("%%"):
             return None
+        if "await" in source or "async" in source:
+            return None  # whether a loop is needed, IPython decides
         try:
             return ast.parse(source, f"<cell {cell}>")
         except SyntaxError as error:
@@ -89,9 +100,7 @@ class RankShell(InteractiveShell):
                 changed = self.transform_cell(source) != source.rstrip("\n") + "\n"
             except Exception:
                 changed = True
-            if changed or "await" in source or "async" in source:
-                return None
-            return error
+            return None if changed else error
 
     def run_tree(self, tree: ast.Module, source: str, cell: int) -> plain.Outcome:
         """run_cell without history and its bookkeeping: 10 times faster for a small cell."""
@@ -107,7 +116,7 @@ class RankShell(InteractiveShell):
             if last is not None:
                 value = eval(self.compile(ast.Expression(last.value), name, "eval"), self.user_ns)
                 has_value = value is not None
-                if has_value and not source.rstrip().endswith(";"):
+                if has_value:
                     self.displayhook(value)
             return plain.Outcome(has_value=has_value, value=value)
         except BaseException as error:
@@ -115,16 +124,19 @@ class RankShell(InteractiveShell):
         finally:
             self.events.trigger("post_execute")
 
+    def ask_exit(self) -> None:
+        """exit() and quit()."""
+        raise SystemExit("a cell cannot end its worker; group.stop() or %makedip -k ends the group")
+
     def showtraceback(self, *args: Any, **kwargs: Any) -> None:
         """The error travels as the cell's ending; it is not printed here."""
 
     showsyntaxerror = showtraceback
 
     def format_error(self, error: BaseException) -> str:
-        frames = error.__traceback__
-        while frames is not None and is_ours(frames.tb_frame.f_code.co_filename):
-            frames = frames.tb_next
+        frames = users_frames(error.__traceback__)
         kind = type(error)
+        sys.last_type, sys.last_value, sys.last_traceback = kind, error, frames  # for %debug and %tb
         if isinstance(error, SyntaxError):
             return "\n".join(self.SyntaxTB.structured_traceback(kind, error, []))
         if frames is None:
@@ -147,6 +159,20 @@ class RankShell(InteractiveShell):
         except KeyError:
             return {"found": False}
         return {"found": True, "data": encodable(bundle)}
+
+
+def users_frames(frames: Any) -> Any:
+    """Without those of ours and of IPython's own at both ends; the user's code is between them."""
+    while frames is not None and is_ours(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    last, frame = frames, frames
+    while frame is not None:
+        if not is_ours(frame.tb_frame.f_code.co_filename):
+            last = frame
+        frame = frame.tb_next
+    if last is not None:
+        last.tb_next = None
+    return frames
 
 
 def is_ours(name: str) -> bool:

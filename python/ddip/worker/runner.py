@@ -14,6 +14,7 @@ class Runner:
     def __init__(self, control: Any) -> None:
         self._control = control
         self._collect = os.environ.get("DDIP_GC", "1") == "1"
+        self._open = 0  # the task whose ending is still owed
 
     def run_until_stopped(self) -> int:
         """Returns the process's exit code."""
@@ -26,7 +27,7 @@ class Runner:
                     return 0
                 self.run_one(*task)
             except KeyboardInterrupt:
-                continue  # a stray SIGINT between cells is nobody's
+                self._end_open_task()  # a stray SIGINT between cells is nobody's
 
     def run_one(self, cell: int, body: dict[str, Any], descriptors: list[int]) -> None:
         store.host_now()
@@ -35,6 +36,7 @@ class Runner:
         ending: dict[str, Any] = {}
         payload: list[int] = []
         failed: Optional[BaseException] = None
+        self._open = cell
         streams.set_current_cell(cell)
         self._control.enter(cell)
         try:
@@ -47,8 +49,20 @@ class Runner:
         streams.set_current_cell(0)
         ending["seconds"] = time.perf_counter() - begun
         self._control.finish(cell, ending, payload)
+        self._open = 0
         if self._collect and body.get("kind", "cell") == "cell" and ending["seconds"] > 0.05:
             gc.collect()
+
+    def _end_open_task(self) -> None:
+        """A SIGINT handler of the user's own raises anywhere, in our lines too; the task has an ending all the same."""
+        while self._open:
+            try:
+                self._control.leave()
+                streams.set_current_cell(0)
+                self._control.finish(self._open, {"outcome": "interrupted", "seconds": 0.0})
+                self._open = 0
+            except KeyboardInterrupt:
+                continue
 
     def _leave(self) -> None:
         """After leave() no interrupt raises any more; one that was on its way may raise before."""

@@ -12,7 +12,8 @@ from typing import Any, Optional
 
 from ddip.worker import streams
 
-_shell: Any = None
+_shell: Any = None  # IPython's; None where it is not installed
+_created = False
 
 
 @dataclass
@@ -24,9 +25,10 @@ class Outcome:
 
 def create() -> None:
     """Called in the warm parent: an IPython shell takes 0.4 s to make, a fork of one nothing."""
-    global _shell
-    if _shell is not None:
+    global _shell, _created
+    if _created:
         return
+    _created = True
     fresh_main()
     try:
         from ddip.worker import ipython_shell

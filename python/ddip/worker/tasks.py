@@ -15,6 +15,7 @@ Ending = tuple[dict[str, Any], list[int]]
 
 # A result larger than this stays on the worker; the client gets its repr and a handle.
 LARGE_VALUE = 1 << 20
+LARGE_VALUE_NAME = "_ddip_value_of_cell_"
 
 _staged: dict[int, dict[str, Any]] = {}
 
@@ -28,9 +29,25 @@ def failure(error: BaseException) -> dict[str, Any]:
     return {
         "outcome": outcome,
         "type": type(error).__name__,
-        "message": str(error),
-        "traceback": shell.format_error(error),
+        "message": text_of(error),
+        "traceback": traceback_of(error),
     }
+
+
+def text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as inner:
+        return f"<its str() failed: {type(inner).__name__}>"
+
+
+def traceback_of(error: BaseException) -> str:
+    """An error that cannot even be shown must not cost the worker."""
+    try:
+        return shell.format_error(error)
+    except Exception:
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        return f"{frames}{type(error).__name__}: {text_of(error)}"
 
 
 def run_cell(control: Any, cell: int, body: dict[str, Any], descriptors: list[int]) -> Ending:
@@ -41,14 +58,14 @@ def run_cell(control: Any, cell: int, body: dict[str, Any], descriptors: list[in
     ending: dict[str, Any] = {"outcome": "ok"}
     payload: list[int] = []
     if body.get("want_value") and outcome.has_value:
-        ending["value"], payload = carry(outcome.value)
+        ending["value"], payload = carry(outcome.value, cell)
     if body.get("memory"):
         ending["memory"] = memory_footer(before)
     return ending, payload
 
 
-def carry(value: Any) -> tuple[dict[str, Any], list[int]]:
-    """The value itself if it can travel and is small, else a repr and a name to fetch it by."""
+def carry(value: Any, cell: int) -> tuple[dict[str, Any], list[int]]:
+    """The value itself if it can travel and is small, else a repr and a name to fetch it by, good until the next one."""
     text = shell.safe_repr(value)
     try:
         packed = values.pack(value)
@@ -56,8 +73,11 @@ def carry(value: Any) -> tuple[dict[str, Any], list[int]]:
         return {"repr": text, "why": "it cannot be pickled"}, []
     if packed.size > LARGE_VALUE:
         packed.close()
-        namespace()["_ddip_last"] = value
-        return {"repr": text, "why": f"it is large ({packed.size >> 20} MiB)", "handle": "_ddip_last"}, []
+        for old in [name for name in namespace() if name.startswith(LARGE_VALUE_NAME)]:
+            del namespace()[old]
+        handle = f"{LARGE_VALUE_NAME}{cell}"
+        namespace()[handle] = value
+        return {"repr": text, "why": f"it is large ({packed.size >> 20} MiB)", "handle": handle}, []
     return {"repr": text, "packed": True}, [packed.release()]
 
 

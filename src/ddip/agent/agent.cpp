@@ -29,7 +29,8 @@ constexpr size_t kLastWordsBytes = 64u << 10;
 struct Worker {
   int rank = 0;
   uint32_t incarnation = 0;
-  pid_t pid = 0;
+  pid_t pid = 0;           // 0: being forked
+  bool condemned = false;  // killed before its pid was known
   bool exec = false;
   std::unique_ptr<wire::Channel> channel;
   std::optional<json> ending;  // how it ended, once that is known
@@ -111,8 +112,9 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
       case Type::forked: {
         auto found = workers.find(message.rank);
         if (found == workers.end() || found->second.incarnation != message.id) return;
-        adopt(found->second, message.body.at("pid").get<pid_t>());
-        return;
+        pid_t pid = message.body.at("pid").get<pid_t>();
+        if (pid <= 0) return worker_gone(message.rank, found->second.incarnation, {{"why", message.body.value("why", "fork failed")}});
+        return adopt(found->second, pid);
       }
       case Type::child_exited: {
         pid_t pid = message.body.at("pid").get<pid_t>();
@@ -225,6 +227,7 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
       early_exits.erase(early);
       return worker_gone(worker.rank, worker.incarnation, ending);
     }
+    if (worker.condemned) kill_tree(pid);
     worker.pidfd = open_pidfd(pid);
     std::weak_ptr<Core> weak = weak_from_this();
     int rank = worker.rank;
@@ -326,10 +329,13 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     }
     Worker* worker = current(rank, incarnation);
     if (!worker) return;
-    if (worker->pid > 0) {
-      ::kill(-worker->pid, SIGKILL);
-      ::kill(worker->pid, SIGKILL);
-    }
+    if (worker->pid > 0) kill_tree(worker->pid);
+    else worker->condemned = true;
+  }
+
+  static void kill_tree(pid_t pid) {
+    ::kill(-pid, SIGKILL);
+    ::kill(pid, SIGKILL);
   }
 
   void to_workers(const Message& message) {

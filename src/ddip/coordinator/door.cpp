@@ -12,11 +12,6 @@
 namespace ddip::coordinator {
 namespace {
 
-using namespace std::chrono_literals;
-
-constexpr auto kHandshakeTime = 5s;
-constexpr size_t kMaxPending = 32;
-
 // Every byte is looked at, so that timing tells nothing about the key.
 bool equal_keys(const std::string& left, const std::string& right) {
   if (left.size() != right.size()) return false;
@@ -34,9 +29,9 @@ struct Door::Pending {
   net::Loop::Handle deadline;
 };
 
-Door::Door(net::Loop& loop, Fd listener, std::string key, Events events)
-    : loop_(loop), listener_(std::move(listener)), key_(std::move(key)), events_(std::move(events)) {
-  accepting_ = loop_.when_readable(listener_.get(), [this] { accept_all(); });
+Door::Door(net::Loop& loop, Fd listener, std::string key, Events events, DoorLimits limits)
+    : loop_(loop), listener_(std::move(listener)), key_(std::move(key)), limits_(limits), events_(std::move(events)) {
+  watch_listener();
 }
 
 Door::~Door() = default;
@@ -48,8 +43,12 @@ Session* Door::find(uint64_t number) {
   return nullptr;
 }
 
+void Door::watch_listener() {
+  if (!accepting_) accepting_ = loop_.when_readable(listener_.get(), [this] { accept_all(); });
+}
+
 void Door::accept_all() {
-  while (pending_.size() < kMaxPending) {
+  while (pending_.size() < limits_.pending) {
     Fd socket = net::accept_from(listener_.get());
     if (!socket) return;
     net::Peer peer = net::peer_of(socket.get());
@@ -75,9 +74,11 @@ void Door::accept_all() {
                                 if (Session* session = find(number)) events_.on_drained(*session);
                               }},
         net::kBodyCapBeforeHello);
-    pending->deadline = loop_.after(kHandshakeTime, [this, number] { drop_pending(number, "no hello in 5 s"); });
+    pending->deadline = loop_.after(limits_.handshake, [this, number] { drop_pending(number, "no hello in time"); });
     pending_.emplace(number, std::move(pending));
   }
+  // Full: those who wait stay in the listener's queue, and looking at it would spin. Watched again when there is room.
+  accepting_.cancel();
 }
 
 void Door::drop_pending(uint64_t number, const std::string& reason) {
@@ -87,7 +88,8 @@ void Door::drop_pending(uint64_t number, const std::string& reason) {
   if (found == pending_.end()) return;
   std::shared_ptr<Pending> gone = std::move(found->second);
   pending_.erase(found);
-  loop_.post([this, gone] { accept_all(); });
+  loop_.post([gone] {});
+  watch_listener();
 }
 
 void Door::on_hello(uint64_t number, wire::Message message) {
@@ -100,11 +102,13 @@ void Door::on_hello(uint64_t number, wire::Message message) {
   if (role != "client" || !equal_keys(key, key_)) {
     return drop_pending(number, "bad hello (" + wire::name_of(message.type) + ")");
   }
+  std::string client = message.body.value("client", "");  // throws if it is no text, so before anything is changed
   std::unique_ptr<Pending> pending = std::move(pending_.at(number));
   pending_.erase(number);
+  watch_listener();
   Session& session = sessions_.emplace_back();
   session.number = number;
-  session.client = message.body.value("client", "");
+  session.client = std::move(client);
   session.pid = pending->pid;
   session.channel = std::move(pending->channel);
   session.channel->raise_cap(net::kBodyCap);

@@ -1,6 +1,7 @@
 // The door for clients: who may come in, and the handshake. Behind it a client is a Session.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <list>
 #include <map>
@@ -29,6 +30,11 @@ struct Session {
   net::Loop::Handle died;
 };
 
+struct DoorLimits {
+  std::chrono::nanoseconds handshake = std::chrono::seconds(5);
+  size_t pending = 32;  // connected, not yet authenticated; more wait in the listener's queue
+};
+
 class Door {
  public:
   struct Events {
@@ -38,7 +44,7 @@ class Door {
     std::function<void(Session&)> on_drained;
   };
 
-  Door(net::Loop& loop, Fd listener, std::string key, Events events);
+  Door(net::Loop& loop, Fd listener, std::string key, Events events, DoorLimits limits = {});
   ~Door();
 
   std::list<Session>& sessions() { return sessions_; }
@@ -46,6 +52,7 @@ class Door {
 
  private:
   struct Pending;
+  void watch_listener();
   void accept_all();
   void on_hello(uint64_t number, wire::Message message);
   void drop_pending(uint64_t number, const std::string& reason);
@@ -54,6 +61,7 @@ class Door {
   net::Loop& loop_;
   Fd listener_;
   std::string key_;
+  DoorLimits limits_;
   Events events_;
   uint64_t last_number_ = 0;
   std::map<uint64_t, std::unique_ptr<Pending>> pending_;

@@ -5,8 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <regex>
-#include <set>
+#include <sstream>
 #include <string>
 
 #include "ddip/net/frame.h"
@@ -33,11 +32,14 @@ TEST(WireDoc, every_type_is_there_with_its_number) {
 }
 
 TEST(WireDoc, no_type_is_there_that_does_not_exist) {
-  std::string manual = read_manual();
-  std::regex row("\\| `([a-z_]+)` \\| ([0-9]+) \\|");
+  std::istringstream manual(read_manual());
   int rows = 0;
-  for (std::sregex_iterator found(manual.begin(), manual.end(), row), end; found != end; ++found, ++rows) {
-    EXPECT_EQ(name_of(static_cast<Type>(std::stoi((*found)[2]))), (*found)[1]);
+  for (std::string line; std::getline(manual, line);) {
+    size_t end = line.find("` | ");
+    if (line.rfind("| `", 0) != 0 || end == std::string::npos) continue;
+    int number = std::atoi(line.c_str() + end + 4);
+    EXPECT_EQ(name_of(static_cast<Type>(number)), line.substr(3, end - 3));
+    ++rows;
   }
   EXPECT_GE(rows, 36);
 }

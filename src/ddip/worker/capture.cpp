@@ -10,6 +10,15 @@
 #include "ddip/worker/crash.h"
 
 namespace ddip::worker {
+namespace {
+
+using namespace std::chrono_literals;
+
+// What a pipe holds at most (pipe(7)), so that one read empties it.
+constexpr size_t kPipeBytes = 64u << 10;
+constexpr auto kPause = 10ms;
+
+}  // namespace
 
 struct Capture::Pipe {
   uint64_t cell = 0;
@@ -18,9 +27,11 @@ struct Capture::Pipe {
   Fd write_end;  // kept only by the pair between cells, which is put back in place again and again
   bool ended = false;
   net::Loop::Handle readable;  // touched by the loop's thread only
+  net::Loop::Handle paused;    // likewise
 };
 
-Capture::Capture(net::Loop& loop, Sink sink) : loop_(loop), sink_(std::move(sink)), scratch_(64u << 10, '\0') {
+Capture::Capture(net::Loop& loop, Sink sink, Full full)
+    : loop_(loop), sink_(std::move(sink)), full_(std::move(full)), scratch_(kPipeBytes, '\0') {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   std::setvbuf(stderr, nullptr, _IOLBF, 0);
   std::lock_guard lock(mutex_);
@@ -47,16 +58,30 @@ std::shared_ptr<Capture::Pipe> Capture::make_pipe(uint64_t cell, Stream stream, 
   return pipe;
 }
 
+// The pipe is owned by pipes_ alone: its own watch must not keep it, or neither would ever go.
 void Capture::watch(const std::shared_ptr<Pipe>& pipe) {
-  loop_.post([this, pipe] {
-    pipe->readable = loop_.when_readable(pipe->read_end.get(), [this, pipe] {
-      std::lock_guard lock(mutex_);
-      read_all(*pipe);
-      if (!pipe->ended) return;
-      pipe->readable.cancel();
-      pipes_.erase({pipe->cell, pipe->stream});
+  loop_.post([this, weak = std::weak_ptr<Pipe>(pipe)] {
+    auto known = weak.lock();
+    if (!known) return;
+    known->readable = loop_.when_readable(known->read_end.get(), [this, weak] {
+      if (auto pipe = weak.lock()) on_readable(pipe);
     });
   });
+}
+
+void Capture::on_readable(const std::shared_ptr<Pipe>& pipe) {
+  if (full_ && full_()) {
+    pipe->readable.cancel();
+    pipe->paused = loop_.after(kPause, [this, weak = std::weak_ptr<Pipe>(pipe)] {
+      if (auto known = weak.lock()) watch(known);
+    });
+    return;
+  }
+  std::lock_guard lock(mutex_);
+  read_some(*pipe);
+  if (!pipe->ended) return;
+  pipe->readable.cancel();
+  pipes_.erase({pipe->cell, pipe->stream});
 }
 
 void Capture::switch_to(uint64_t cell) {
@@ -68,25 +93,20 @@ void Capture::switch_to(uint64_t cell) {
   last_words_come_from(pipes_.at({cell, Stream::out})->read_end.get(), pipes_.at({cell, Stream::err})->read_end.get());
 }
 
-// Under the lock. Empties the pipe without waiting.
-void Capture::read_all(Pipe& pipe) {
-  while (!pipe.ended) {
-    ssize_t count = ::read(pipe.read_end.get(), scratch_.data(), scratch_.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0 && errno == EAGAIN) return;
-    if (count <= 0) {
-      pipe.ended = true;  // nobody holds the other end any more
-      return;
-    }
-    sink_(pipe.cell, pipe.stream, scratch_.substr(0, static_cast<size_t>(count)));
-    if (static_cast<size_t>(count) < scratch_.size()) return;
-  }
+// Under the lock. What lies in the pipe now, without waiting; not until it is empty, for a flood never ends.
+void Capture::read_some(Pipe& pipe) {
+  if (pipe.ended) return;
+  ssize_t count;
+  do count = ::read(pipe.read_end.get(), scratch_.data(), scratch_.size());
+  while (count < 0 && errno == EINTR);
+  if (count > 0) return sink_(pipe.cell, pipe.stream, scratch_.substr(0, static_cast<size_t>(count)));
+  if (count == 0 || errno != EAGAIN) pipe.ended = true;  // nobody holds the other end any more
 }
 
 void Capture::drain(uint64_t cell, Stream stream) {
   std::lock_guard lock(mutex_);
   auto found = pipes_.find({cell, stream});
-  if (found != pipes_.end()) read_all(*found->second);
+  if (found != pipes_.end()) read_some(*found->second);
 }
 
 void Capture::flush(uint64_t cell) {

@@ -21,8 +21,12 @@ class Capture {
   // Called with the bytes read, in order per stream, from whichever thread read them, under our lock.
   using Sink = std::function<void(uint64_t cell, Stream stream, std::string bytes)>;
 
+  // Asked by `loop`'s thread before it reads. While it is true nothing is read there, and writers wait in their pipes.
+  using Full = std::function<bool()>;
+
   // From now on 1 and 2 are pipes that `loop`'s thread reads. C stdio becomes line-buffered.
-  Capture(net::Loop& loop, Sink sink);
+  Capture(net::Loop& loop, Sink sink, Full full = nullptr);
+  // REQUIRES: the loop's thread has ended, or this is it.
   ~Capture();
 
   // Main thread: 1 and 2 now belong to this cell (0: between cells).
@@ -35,12 +39,14 @@ class Capture {
 
  private:
   struct Pipe;
-  void read_all(Pipe& pipe);
+  void read_some(Pipe& pipe);
   void watch(const std::shared_ptr<Pipe>& pipe);
+  void on_readable(const std::shared_ptr<Pipe>& pipe);
   std::shared_ptr<Pipe> make_pipe(uint64_t cell, Stream stream, int target);
 
   net::Loop& loop_;
   Sink sink_;
+  Full full_;
   std::mutex mutex_;  // guards all below
   std::map<std::pair<uint64_t, Stream>, std::shared_ptr<Pipe>> pipes_;
   std::string scratch_;

@@ -19,6 +19,8 @@ using wire::Type;
 constexpr size_t kMaxPendingBytes = 4u << 20;
 constexpr size_t kMaxChunk = 256u << 10;
 constexpr size_t kMaxTasks = 1024;
+// Half of what a frame takes: the coordinator writes it once more, as JSON.
+constexpr size_t kMaxMessage = net::kBodyCap / 2;
 
 // The ladder: soft at once, SIGINT after 0.1 s, the communicators after 0.4 s, a report at 0.7 s. Killing is nobody's
 // business here.
@@ -28,6 +30,20 @@ constexpr auto kReportAfter = 300ms;
 // A peer failed while we sit in a collective with it: it will never come.
 constexpr auto kPeerAbortAfter = 1000ms;
 
+// What is said instead of a message that no frame can carry; it keeps its place, and a cell keeps its ending.
+void make_sendable(Message& message, size_t size) {
+  std::string what = fmt::format("{} of {} MiB is too large to send (at most {} MiB)", wire::name_of(message.type), size >> 20, kMaxMessage >> 20);
+  if (message.type != Type::done) {
+    message.type = Type::note;
+    message.body = {{"text", std::move(what)}};
+    return;
+  }
+  std::string outcome = message.body.value("outcome", "ok");
+  std::string type = message.body.value("type", "ValueError").substr(0, 200);
+  message.body = {{"outcome", outcome == "ok" ? "error" : outcome}, {"type", type}, {"message", what}, {"traceback", type + ": " + what + "\n"},
+                  {"seconds", message.body.value("seconds", 0.0)}};
+}
+
 }  // namespace
 
 Control::Control(ControlOptions options)
@@ -35,6 +51,10 @@ Control::Control(ControlOptions options)
       capture_(loop_, [this](uint64_t cell, Stream stream, std::string bytes) {
         std::lock_guard lock(mutex_);
         append({{Type::output, options_.rank, 0, cell, json::object(), {}}, std::move(bytes), stream});
+      },
+      [this] {
+        std::lock_guard lock(mutex_);
+        return pending_bytes_ >= kMaxPendingBytes;
       }) {
   // Signals are the main thread's.
   sigset_t all, before;
@@ -104,14 +124,14 @@ void Control::on_message(Message message) {
 
 bool Control::still_running(uint64_t cell) {
   std::lock_guard lock(mutex_);
-  return current_ == cell;
+  return cell != 0 && current_ == cell;
 }
 
 // Under the lock, so that the cell cannot end between the look and the signal: a late interrupt never hits the runner
 // or the next cell.
 bool Control::send_interrupt(uint64_t cell, bool signal) {
   std::lock_guard lock(mutex_);
-  if (current_ != cell) return false;
+  if (cell == 0 || current_ != cell) return false;
   if (signal) ::syscall(SYS_tgkill, ::getpid(), main_thread_, SIGINT);
   else options_.interrupt_interpreter();
   return true;
@@ -267,10 +287,14 @@ std::optional<std::string> Control::asked_reply(std::chrono::milliseconds patien
 // ---- any thread
 
 bool Control::write(uint64_t cell, Stream stream, std::string_view bytes, std::chrono::milliseconds patience) {
-  capture_.drain(cell, stream);
   std::unique_lock lock(mutex_);
   if (!changed_.wait_for(lock, patience, [this] { return pending_bytes_ < kMaxPendingBytes || ended_; })) return false;
-  append({{Type::output, options_.rank, 0, cell, json::object(), {}}, std::string(bytes), stream});
+  lock.unlock();
+  capture_.drain(cell, stream);
+  lock.lock();
+  for (; !bytes.empty(); bytes.remove_prefix(std::min(kMaxChunk, bytes.size()))) {
+    append({{Type::output, options_.rank, 0, cell, json::object(), {}}, std::string(bytes.substr(0, kMaxChunk)), stream});
+  }
   return true;
 }
 
@@ -317,7 +341,12 @@ void Control::flush() {
       std::vector<uint8_t> bytes(next.bytes.begin(), next.bytes.end());
       next.message.body = {{"stream", static_cast<int>(next.stream)}, {"bytes", json::binary(std::move(bytes))}};
     }
-    channel_->send(next.message);
+    std::string encoded = wire::encode(next.message);
+    if (encoded.size() > kMaxMessage) {
+      make_sendable(next.message, encoded.size());
+      encoded = wire::encode(next.message);
+    }
+    channel_->send_encoded(encoded, next.message.descriptors);
     lock.lock();
   }
   changed_.notify_all();

@@ -1,0 +1,1 @@
+raise ImportError("IPython is not here, for a test")

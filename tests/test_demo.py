@@ -1,0 +1,88 @@
+"""`make demo` as a person sees it: progress, three last lines, a page with pictures, and no group left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NEEDED = ("nbclient", "nbconvert", "ipykernel", "matplotlib", "torch")
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in NEEDED), reason="the demo needs Jupyter and torch"
+    ),
+]
+
+
+def demo(out: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    variables = {name: value for name, value in os.environ.items() if name != "DDIP_PRELOAD"}
+    variables["PYTHONPATH"] = str(ROOT / "python")
+    command = [sys.executable, ROOT / "scripts" / "demo.py", "--out", out, *arguments]
+    return subprocess.run(
+        [str(word) for word in command], env=variables, cwd=ROOT, capture_output=True, text=True, timeout=200
+    )
+
+
+def groups() -> list[str]:
+    from ddip import group
+
+    return group.groups()
+
+
+def notebook_with(tmp_path: Path, *cells: str) -> Path:
+    import nbformat
+    from nbformat.v4 import new_code_cell, new_notebook
+
+    file = tmp_path / "other.ipynb"
+    nbformat.write(new_notebook(cells=[new_code_cell(cell) for cell in cells]), file)
+    return file
+
+
+def test_demo_trains_checks_and_shows_what_to_open(tmp_path: Path) -> None:
+    import nbformat
+
+    done = demo(tmp_path / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.rstrip("\n").splitlines()
+    assert "[ 1/10]" in done.stdout and "[10/10]" in done.stdout
+    assert "      replicas equal: True, 4482 parameters each" in lines
+    assert lines[-4] == "" and all(lines[-3:])
+    assert "replicas equal" in lines[-3] and "quickstart.html" in lines[-2]
+    page = (tmp_path / "out" / "quickstart.html").read_text(encoding="utf-8")
+    assert "data:image/png;base64," in page and "replicas equal: True" in page
+    executed: Any = nbformat.read(tmp_path / "out" / "quickstart.ipynb", as_version=4)
+    assert all(cell.execution_count for cell in executed.cells if cell.cell_type == "code")
+    assert groups() == []
+
+
+def test_demo_that_fails_in_the_middle_says_so_and_leaves_no_group(tmp_path: Path) -> None:
+    file = notebook_with(
+        tmp_path, "%load_ext ddip\n%makedip -n 1", "%%dip\nraise ValueError('planted')", "print('never')"
+    )
+    done = demo(tmp_path / "out", "--notebook", file)
+    assert done.returncode == 1
+    assert "ValueError: planted" in done.stdout and "The demo failed" in done.stdout and "never" not in done.stdout
+    assert (tmp_path / "out" / "quickstart.html").exists()
+    assert groups() == []
+
+
+@pytest.mark.parametrize(
+    ("results", "complaint"),
+    [
+        ("replicas_equal, history = False, [1.0, 0.1]", "the two copies of the model differ"),
+        ("replicas_equal, history = True, [1.0, 0.9]", "the loss did not go down"),
+        ("pass", "the notebook has no"),
+    ],
+)
+def test_demo_does_not_believe_a_bad_run(tmp_path: Path, results: str, complaint: str) -> None:
+    done = demo(tmp_path / "out", "--notebook", notebook_with(tmp_path, results))
+    assert done.returncode == 1
+    assert complaint in done.stdout
