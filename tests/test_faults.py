@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from typing import Any
 
 import pytest
 from support import processes
+from support.text import without_colours
 from support.waiting import Stopwatch, wait_until
 
 import ddip
@@ -23,10 +23,6 @@ def failed(group: Any, code: str, **options: Any) -> ddip.RankError:
         error.value.tracebacks[rank] = without_colours(text)
     error.value.args = (without_colours(str(error.value)),)
     return error.value
-
-
-def without_colours(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def test_an_error_names_its_rank_its_line_and_its_message(either: Any) -> None:

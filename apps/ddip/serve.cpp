@@ -33,7 +33,8 @@ namespace {
 namespace fs = std::filesystem;
 using wire::json;
 
-constexpr size_t kJournalsKept = 3;
+constexpr size_t kJournalsKept = 3;     // of one name
+constexpr size_t kDeadGroupsKept = 20;  // names; a script's group is named after its process id, so names pile up
 
 // The pipe to whoever started us; closed once the group is ready or has failed.
 class Status {
@@ -62,15 +63,21 @@ Fd detach() {
   for (int fd : {0, 1, 2}) ::dup2(null, fd);
   ::close(null);
   ::umask(077);
-  rlimit core{};
-  ::getrlimit(RLIMIT_CORE, &core);
-  core.rlim_cur = 0;  // secrets of ours never land in a core file; workers raise it again to their hard limit
-  ::setrlimit(RLIMIT_CORE, &core);
   for (int signal : {SIGPIPE, SIGXFSZ, SIGHUP}) ::signal(signal, SIG_IGN);
   return Fd(3);
 }
 
 // Whoever asks is_running() holds the lock for a moment: one look is not enough to call the group running.
+// Secrets of ours never land in a core file. Workers get the user's own limit back, which is returned.
+std::string forbid_core_files() {
+  rlimit core{};
+  ::getrlimit(RLIMIT_CORE, &core);
+  std::string users = std::to_string(static_cast<int64_t>(core.rlim_cur));
+  core.rlim_cur = 0;
+  ::setrlimit(RLIMIT_CORE, &core);
+  return users;
+}
+
 Fd take_lock(const client::GroupFolder& folder) {
   Fd lock(::open(folder.lock().c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (!lock) throw_errno("open " + folder.lock().string());
@@ -97,10 +104,21 @@ std::string make_key(const client::GroupFolder& folder) {
   return key;
 }
 
+void forget_oldest_groups(const fs::path& state, const fs::path& runtime) {
+  std::vector<std::pair<fs::file_time_type, fs::path>> dead;
+  for (const fs::directory_entry& entry : fs::directory_iterator(state)) {
+    if (!client::is_running(client::group_folder(runtime, entry.path().filename().string()))) dead.emplace_back(entry.last_write_time(), entry.path());
+  }
+  std::sort(dead.begin(), dead.end());
+  std::error_code ignored;
+  for (size_t index = 0; index + kDeadGroupsKept < dead.size(); ++index) fs::remove_all(dead[index].second, ignored);
+}
+
 // state/NAME/STAMP: a new journal for each life of a group; the last few stay readable.
-fs::path make_journal_folder(const fs::path& state, const std::string& name) {
+fs::path make_journal_folder(const fs::path& state, const fs::path& runtime, const std::string& name) {
   fs::create_directories(state.parent_path());
   net::require_private_folder(state);
+  forget_oldest_groups(state, runtime);
   net::require_private_folder(state / name);
   std::vector<fs::path> old;
   for (const fs::directory_entry& entry : fs::directory_iterator(state / name)) old.push_back(entry.path());
@@ -132,6 +150,7 @@ void run_group(const json& config, Status& status) {
   sweep_predecessor(folder, marker);
 
   auto environment = config.at("environment").get<agent::Environment>();
+  environment["DDIP_CORE_LIMIT"] = forbid_core_files();
   launch::GroupOptions flags = launch::parse_group_flags(config.at("flags").get<std::vector<std::string>>(), config.value("command", "ddip up"));
   launch::local::Plan plan = launch::local::plan(flags, find_devices(config, environment), static_cast<int>(std::max(1u, std::thread::hardware_concurrency())), environment);
   auto [store_listener, port] = net::listen_on_loopback(plan.master_port.value_or(0));
@@ -156,7 +175,7 @@ void run_group(const json& config, Status& status) {
   options.grace = flags.grace ? flags.grace->count() : 0;
   options.owner = flags.on_exit == launch::OnExit::Stop ? config.value("owner", 0) : 0;
   options.key = make_key(folder);
-  options.journal_folder = make_journal_folder(config.at("state").get<std::string>(), folder.name());
+  options.journal_folder = make_journal_folder(config.at("state").get<std::string>(), folder.path.parent_path(), folder.name());
   options.facts = {{"sentence", plan.sentence}, {"backend", plan.backend}, {"port", port}, {"threads", plan.threads}, {"gpus", plan.gpus},
                    {"python", config.at("python")}, {"folder", config.at("folder")}, {"on_exit", flags.on_exit == launch::OnExit::Stop ? "stop" : "keep"},
                    {"seed", flags.seed ? *flags.seed : config.at("seed").get<uint64_t>()}, {"settle", options.settle}};

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from ddip.group import Group, attach, groups
 
 __version__ = "0.1.0"
+__all__ = [
+    "Cell", "ConfigError", "Group", "PeerLost", "ProtocolError", "RankError", "Result", "TimedOut", "attach", "device", "groups", "rank",
+    "rebuild", "wait_for_debugger", "world_size",
+]  # fmt: skip
 
 # Loaded on first use: a worker that forks from the warm parent needs none of the client.
 _HOME = {
@@ -29,11 +33,7 @@ _HOME = {
     "attach": "ddip.group",
     "groups": "ddip.group",
 }
-_LATER = {
-    "comm": "communicators",
-    "DataParallel": "the data-parallel engine",
-    "Pipeline": "the pipeline engine",
-}
+_LATER = ("comm", "DataParallel", "Pipeline")
 
 
 def __getattr__(name: str) -> Any:
@@ -42,7 +42,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(importlib.import_module(_HOME[name]), name)
     if name in _LATER:
-        raise AttributeError(f"ddip.{name} is not there yet: {_LATER[name]} come with a later release; torch.distributed works in cells today")
+        raise AttributeError(f"ddip.{name} comes with a later release; torch.distributed works in cells today")
     raise AttributeError(f"module 'ddip' has no attribute '{name}'")
 
 

@@ -209,10 +209,16 @@ class Cell:
         if all(self.endings[rank]["outcome"] == "interrupted" for rank in failed):
             raise KeyboardInterrupt(f"cell {self.number} was interrupted on rank{'s' if len(failed) > 1 else ''} {', '.join(map(str, sorted(failed)))}")
         # Whoever failed by itself comes before those that only failed because of it.
-        failed.sort(key=lambda rank: self.endings[rank]["outcome"] == "interrupted")
+        failed.sort(key=lambda rank: (self.endings[rank]["outcome"] == "interrupted", "because_of" in self.endings[rank]))
         lost = {rank: self.lost_text(rank) for rank in failed if self.endings[rank]["outcome"] == "lost"}
-        tracebacks = {rank: self.endings[rank].get("traceback", self.endings[rank].get("why", "")) for rank in failed if rank not in lost}
+        tracebacks = {rank: self.error_text(rank) for rank in failed if rank not in lost}
         raise RankError(failed, tracebacks, lost, len(self.ranks))
+
+    def error_text(self, rank: int) -> str:
+        ending = self.endings[rank]
+        if "because_of" in ending:
+            return f"stopped: it waited in a collective for rank {ending['because_of']}, which failed ({ending.get('type', '')})"
+        return str(ending.get("traceback") or ending.get("why", ""))
 
     def lost_text(self, rank: int) -> str:
         ending = self.endings[rank]

@@ -348,7 +348,7 @@ class DipMagics(Magics):
                     raise UsageError('%autodip on [-a "ARGS"]: expected -a and one quoted string, found: ' + " ".join(parts[1:]))
                 arguments = parts[2]
             with self._one_line():
-                _client.parse_cell_flags(words(arguments), "%autodip -a")
+                _client.parse_cell_flags(words(arguments), "%%dip")
                 self._need()
             self.auto = arguments
         print("autodip is " + ("off" if self.auto is None else "on"))
@@ -653,10 +653,17 @@ def running_groups() -> str:
     return f" (running: {', '.join(names)}; %makedip --attach NAME joins one)" if names else ""
 
 
+def duration(seconds: float) -> str:
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:g} {unit}"
+    return f"{seconds:g} s"
+
+
 def life_of(info: dict[str, Any]) -> str:
     if info["on_exit"] == "stop":
         return "ends with this kernel"
-    idle = f", and ends after {info['idle'] / 3600:.0f} h without use (--idle)" if info["idle"] else ""
+    idle = f", and ends after {duration(info['idle'])} without use (--idle)" if info["idle"] else ""
     return "outlives this kernel" + idle
 
 

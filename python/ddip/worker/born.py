@@ -77,8 +77,9 @@ def restore_environment(environment: dict[str, str]) -> None:
 
 
 def reset_limits() -> None:
+    """The agent writes no core files; a worker may, if the user's shell could."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (int(os.environ.get("DDIP_CORE_LIMIT", "0")), hard))
 
 
 def set_threads(count: int) -> None:

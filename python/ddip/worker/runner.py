@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 from ddip.worker import shell, store, streams, tasks
 
@@ -30,8 +30,6 @@ class Runner:
                 self._end_open_task()  # a stray SIGINT between cells is nobody's
 
     def run_one(self, cell: int, body: dict[str, Any], descriptors: list[int]) -> None:
-        store.host_now()
-        run: Callable[..., tuple[dict[str, Any], list[int]]] = tasks.TASKS[body.get("kind", "cell")]
         begun = time.perf_counter()
         ending: dict[str, Any] = {}
         payload: list[int] = []
@@ -40,7 +38,8 @@ class Runner:
         streams.set_current_cell(cell)
         self._control.enter(cell)
         try:
-            ending, payload = run(self._control, cell, body, descriptors)
+            store.host_now()
+            ending, payload = tasks.find(body.get("kind", "cell"))(self._control, cell, body, descriptors)
         except BaseException as error:
             failed = error
         self._leave()

@@ -6,7 +6,7 @@ import os
 import resource
 import sys
 import traceback
-from typing import Any
+from typing import Any, Callable
 
 from ddip import values
 from ddip.worker import shell
@@ -152,4 +152,11 @@ TASKS = {
     "rebuild": rebuild,
 }
 
-__all__ = ["TASKS", "failure", "traceback"]
+
+def find(kind: str) -> Callable[..., Ending]:
+    if kind not in TASKS:
+        raise ValueError(f"a worker has no task '{kind}'")
+    return TASKS[kind]
+
+
+__all__ = ["TASKS", "find", "failure", "traceback"]

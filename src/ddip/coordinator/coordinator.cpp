@@ -380,7 +380,7 @@ struct Coordinator::Core {
       if (!is_ready(rank)) {
         const membership::Member& member = members.members.at(static_cast<size_t>(rank));
         return refuse(session, message.id,
-                      fmt::format("rank {} is {}{}; group.restart(ranks=[{}]) replaces it", rank, membership::name_of(member.status),
+                      fmt::format("rank {} is {}{}; %makedip -r restarts all, group.restart(ranks=[{}]) this one", rank, membership::name_of(member.status),
                                   member.why.empty() ? "" : " (" + member.why + ")", rank));
       }
       for (uint64_t cell : requests.unfinished_on(rank)) {

@@ -56,9 +56,10 @@ Control::Control(ControlOptions options)
         std::lock_guard lock(mutex_);
         return pending_bytes_ >= kMaxPendingBytes;
       }) {
-  // Signals are the main thread's.
+  // Signals are the main thread's, but a fault of this thread is its own: blocked, it would end the process unheard.
   sigset_t all, before;
   ::sigfillset(&all);
+  for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) ::sigdelset(&all, fault);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   thread_ = std::thread([this] { run(); });
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -201,24 +202,29 @@ void Control::on_peer_failed(const Message& message) {
     auto in = collectives_.current();
     if (!in && blocked_in_torch()) in = InCollective{"a collective inside torch", "", 0, {}};
     if (in && std::chrono::steady_clock::now() - in->since > kPeerAbortAfter / 2) {
+      {
+        std::lock_guard lock(mutex_);
+        aborted_for_ = {cell, peer};
+      }
       collectives_.abort(in->group);
       return note(cell, fmt::format("rank {} failed, so {} on group '{}' was aborted here; group.rebuild() re-makes it", peer, in->operation, in->group));
     }
     auto left = std::max(std::chrono::nanoseconds(0), std::chrono::nanoseconds(deadline - std::chrono::steady_clock::now()));
     peer_timer_ = loop_.after(left, [this, cell, peer] {
-      if (send_interrupt(cell, false)) note(cell, fmt::format("rank {} failed; this rank was asked to stop (--settle)", peer));
+      if (send_interrupt(cell, true)) note(cell, fmt::format("rank {} failed; this rank was asked to stop (--settle)", peer));
     });
   });
 }
 
 void Control::answer_why(const Message& message) {
-  json body = {{"stack", options_.read_stacks()}, {"native", native_frame(main_thread_)}};
+  json body = {{"stack", options_.read_stacks()}};
   {
     std::lock_guard lock(mutex_);
     body["cell"] = current_;
     if (current_ != 0) body["seconds"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - since_).count();
     body["queued"] = tasks_.size();
   }
+  if (body["cell"] != 0) body["native"] = native_frame(main_thread_);
   if (auto in = collectives_.current()) {
     body["collective"] = {{"operation", in->operation}, {"group", in->group}, {"number", in->number},
                           {"seconds", std::chrono::duration<double>(std::chrono::steady_clock::now() - in->since).count()}};
@@ -264,6 +270,7 @@ bool Control::armed() const {
 
 void Control::finish(uint64_t cell, json body, std::vector<Fd> descriptors) {
   std::lock_guard lock(mutex_);
+  if (aborted_for_.first == cell && body.value("outcome", "") != "ok") body["because_of"] = aborted_for_.second;
   append({{Type::done, options_.rank, 0, cell, std::move(body), std::move(descriptors)}, {}, {}});
 }
 

@@ -113,6 +113,7 @@ class Control {
   std::deque<Pending> pending_;
   size_t pending_bytes_ = 0;
   std::optional<wire::json> reply_;
+  std::pair<uint64_t, int> aborted_for_{0, -1};  // cell whose collective we aborted, and the rank that had failed
 
   Capture capture_;
   std::thread thread_;
