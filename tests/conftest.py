@@ -7,8 +7,9 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,9 @@ DEADLINE = 60
 
 
 def pytest_configure(config: Any) -> None:
-    config.addinivalue_line("markers", "kills: the test kills a client or a coordinator, so its processes have 5 s to go, not 2 s")
+    config.addinivalue_line(
+        "markers", "kills: the test kills a client or a coordinator, so its processes have 5 s to go, not 2 s"
+    )
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:

@@ -227,3 +227,12 @@ def test_notebook_of_the_readme_runs_and_prints_what_it_says(monkeypatch: pytest
 def test_cpp_of_the_readme_is_the_examples() -> None:
     (source,) = blocks("README.md", "cpp")
     assert source in text_of("examples/client.cpp")
+
+
+def test_every_test_that_the_feature_list_names_exists() -> None:
+    text = (ROOT / "docs" / "features.md").read_text()
+    named = re.findall(r"`(test_\w+\.py)(?:::(test_\w+))?`", text)
+    assert len(named) > 50
+    for file, name in named:
+        source = (ROOT / "tests" / file).read_text()
+        assert not name or f"def {name}(" in source, f"{file}::{name} is named in docs/features.md and does not exist"

@@ -28,10 +28,16 @@ def failed(group: Any, code: str, **options: Any) -> ddip.RankError:
 def test_an_error_names_its_rank_its_line_and_its_message(either: Any) -> None:
     error = failed(either, "import os\nif os.environ['RANK'] == '1':\n    x = 1\n    raise ValueError('this one')")
     assert error.ranks == [1] and list(error.tracebacks) == [1] and error.lost == {}
-    assert "ValueError" in error.tracebacks[1] and "this one" in error.tracebacks[1] and "raise ValueError" in error.tracebacks[1]
+    assert (
+        "ValueError" in error.tracebacks[1]
+        and "this one" in error.tracebacks[1]
+        and "raise ValueError" in error.tracebacks[1]
+    )
     assert "ddip/worker" not in error.tracebacks[1], "our own frames are not shown"
     assert "rank 1" in str(error)
-    assert [result.value for result in either.run("globals().get('x')")] == [None, 1], "the next cell runs, what was done stays"
+    assert [result.value for result in either.run("globals().get('x')")] == [None, 1], (
+        "the next cell runs, what was done stays"
+    )
 
 
 def test_the_same_error_on_all_ranks_is_shown_once(plain: Any) -> None:
@@ -47,7 +53,9 @@ def test_an_exit_in_a_cell_is_an_error_not_the_end_of_the_worker(either: Any, co
     assert either.pids == pids and [result.value for result in either.run("1")] == [1, 1]
 
 
-@pytest.mark.parametrize("code", ["def f(:", "x = = 1", "  indented", "'unclosed", "return 1", "\x00", "while True", "f = lambda:"])
+@pytest.mark.parametrize(
+    "code", ["def f(:", "x = = 1", "  indented", "'unclosed", "return 1", "\x00", "while True", "f = lambda:"]
+)
 def test_a_syntax_error_fails_the_cell_and_nothing_else(either: Any, code: str) -> None:
     error = failed(either, code)
     assert sorted(error.ranks) == [0, 1] and "Error" in str(error)
@@ -55,7 +63,10 @@ def test_a_syntax_error_fails_the_cell_and_nothing_else(either: Any, code: str) 
 
 
 def test_errors_whose_repr_or_str_fails_are_still_told(either: Any) -> None:
-    error = failed(either, "class Bad(Exception):\n    def __str__(self): raise RuntimeError('no')\n    __repr__ = __str__\nraise Bad()")
+    error = failed(
+        either,
+        "class Bad(Exception):\n    def __str__(self): raise RuntimeError('no')\n    __repr__ = __str__\nraise Bad()",
+    )
     assert sorted(error.ranks) == [0, 1] and "Bad" in str(error)
     assert [result.value for result in either.run("1")] == [1, 1]
 
@@ -75,19 +86,29 @@ def test_a_peer_blocked_in_a_collective_ends_and_the_first_failure_is_first(torc
     assert error.ranks[0] == 1 and "the cause" in error.tracebacks[1]
     assert str(error).index("the cause") < str(error).index("rank 0")
     assert torched.pids == pids
-    assert [result.value for result in torched.run("precious.tolist()")] == [[0, 1, 2]] * 2, "the next cell runs, variables are kept"
+    assert [result.value for result in torched.run("precious.tolist()")] == [[0, 1, 2]] * 2, (
+        "the next cell runs, variables are kept"
+    )
     torched.rebuild()
-    assert [result.value for result in torched.run("x = torch.ones(1); dist.all_reduce(x); (x.item(), precious.sum().item())")] == [(2.0, 3)] * 2
+    assert [
+        result.value
+        for result in torched.run("x = torch.ones(1); dist.all_reduce(x); (x.item(), precious.sum().item())")
+    ] == [(2.0, 3)] * 2
     torched.rebuild()
     torched.rebuild()
-    assert [result.value for result in torched.run("x = torch.ones(1); dist.all_reduce(x); x.item()")] == [2.0] * 2, "again and again"
+    assert [result.value for result in torched.run("x = torch.ones(1); dist.all_reduce(x); x.item()")] == [2.0] * 2, (
+        "again and again"
+    )
     torched.run("dist.destroy_process_group()")
 
 
 def test_rebuild_inside_a_cell_works_too(torched: Any) -> None:
     torched.run(INIT)
     failed(torched, "if rank == 0: raise ValueError\ndist.all_reduce(torch.ones(1))")
-    assert [result.value for result in torched.run("import ddip; ddip.rebuild(); x = torch.ones(1); dist.all_reduce(x); x.item()")] == [2.0] * 2
+    assert [
+        result.value
+        for result in torched.run("import ddip; ddip.rebuild(); x = torch.ones(1); dist.all_reduce(x); x.item()")
+    ] == [2.0] * 2
     torched.run("dist.destroy_process_group()")
 
 
@@ -112,14 +133,20 @@ def test_rebuild_serves_after_rank_0_the_stores_host_was_replaced(start: Any) ->
 def test_a_process_group_can_be_made_after_a_full_restart(start: Any) -> None:
     group = start(torch=True)
     for _ in range(3):
-        assert [result.value for result in group.run(INIT + "\nx = torch.ones(1); dist.all_reduce(x); x.item()")] == [2.0, 2.0]
+        assert [result.value for result in group.run(INIT + "\nx = torch.ones(1); dist.all_reduce(x); x.item()")] == [
+            2.0,
+            2.0,
+        ]
         group.restart()
 
 
 def test_a_peer_that_computes_gets_the_soft_interrupt_after_settle(plain: Any) -> None:
     """`plain` has settle=0.5; the peer is in a loop that only a Python interrupt ends."""
     with Stopwatch() as watch:
-        error = failed(plain, "import os, time\nif os.environ['RANK'] == '0': raise ValueError('the cause')\nwhile True: time.sleep(0.01)")
+        error = failed(
+            plain,
+            "import os, time\nif os.environ['RANK'] == '0': raise ValueError('the cause')\nwhile True: time.sleep(0.01)",
+        )
     assert watch.seconds < 5 and error.ranks == [0, 1]
     assert str(error).index("the cause") < str(error).index("rank 1")
 
@@ -152,7 +179,11 @@ while time.monotonic() < end:
 def test_a_dead_rank_is_told_at_once_with_its_signal_and_last_lines(start: Any, number: int) -> None:
     group = start()
     group.run("precious = 1")
-    cell = group.run("import time\nfor n in range(60): print('line', n)\nprint('in', flush=True); time.sleep(600)", ranks=[1], wait=False)
+    cell = group.run(
+        "import time\nfor n in range(60): print('line', n)\nprint('in', flush=True); time.sleep(600)",
+        ranks=[1],
+        wait=False,
+    )
     wait_until(lambda: (1, "in") in cell._lines, 10, "rank 1 sleeps")
     with Stopwatch() as watch:
         os.kill(group.pids[1], number)
@@ -196,7 +227,12 @@ def test_a_death_in_a_collective_ends_the_others_wait(start: Any) -> None:
     assert "SIGKILL" in error.value.lost[1]
     group.restart(ranks=[1])
     group.rebuild()
-    assert [result.value for result in group.run("import torch, torch.distributed as dist; x = torch.ones(1); dist.all_reduce(x); x.item()")] == [2.0] * 2
+    assert [
+        result.value
+        for result in group.run(
+            "import torch, torch.distributed as dist; x = torch.ones(1); dist.all_reduce(x); x.item()"
+        )
+    ] == [2.0] * 2
     assert group.run("precious", ranks=[0])[0].value == 0
 
 

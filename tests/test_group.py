@@ -24,9 +24,14 @@ def test_a_started_group_has_one_live_process_per_rank_in_rank_order(either: Any
 def test_info_tells_shape_phase_and_status_of_every_rank(either: Any) -> None:
     info = either.info()
     assert info["name"] == either.name and info["world_size"] == either.world_size == 2
-    assert [(rank["rank"], rank["status"], rank["device"]) for rank in info["ranks"]] == [(0, "ready", "cpu"), (1, "ready", "cpu")]
+    assert [(rank["rank"], rank["status"], rank["device"]) for rank in info["ranks"]] == [
+        (0, "ready", "cpu"),
+        (1, "ready", "cpu"),
+    ]
     assert info["phase"] == "running" and processes.alive(info["pid"])
-    assert info["agent"]["start"] == ("exec" if either.name == "exec" else "fork"), "the start method that was asked for"
+    assert info["agent"]["start"] == ("exec" if either.name == "exec" else "fork"), (
+        "the start method that was asked for"
+    )
 
 
 def test_one_process_beside_warm_parent_and_ranks(start: Any, home: Any) -> None:
@@ -52,7 +57,9 @@ def test_results_carry_rank_value_output_and_seconds(either: Any) -> None:
 def test_variables_stay_from_cell_to_cell_in_main(either: Any) -> None:
     either.run("x = {'rank': __import__('os').environ['RANK']}")
     assert [result.value for result in either.run("x['rank']")] == ["0", "1"]
-    assert [result.value for result in either.run("__name__, __import__('sys').modules['__main__'].x is x")] == [("__main__", True)] * 2
+    assert [result.value for result in either.run("__name__, __import__('sys').modules['__main__'].x is x")] == [
+        ("__main__", True)
+    ] * 2
 
 
 def test_the_torchrun_variables_are_there(either: Any) -> None:
@@ -60,10 +67,14 @@ def test_the_torchrun_variables_are_there(either: Any) -> None:
 
     values = [
         json.loads(result.value)
-        for result in either.run("import os, json; json.dumps({k: os.environ.get(k) for k in ('RANK','LOCAL_RANK','WORLD_SIZE','MASTER_ADDR','MASTER_PORT')})")
+        for result in either.run(
+            "import os, json; json.dumps({k: os.environ.get(k) for k in ('RANK','LOCAL_RANK','WORLD_SIZE','MASTER_ADDR','MASTER_PORT')})"
+        )
     ]
     assert [value["RANK"] for value in values] == [value["LOCAL_RANK"] for value in values] == ["0", "1"]
-    assert {value["WORLD_SIZE"] for value in values} == {"2"} and {value["MASTER_ADDR"] for value in values} == {"127.0.0.1"}
+    assert {value["WORLD_SIZE"] for value in values} == {"2"} and {value["MASTER_ADDR"] for value in values} == {
+        "127.0.0.1"
+    }
     assert {value["MASTER_PORT"] for value in values} == {str(either.info()["port"])}
 
 
@@ -91,7 +102,10 @@ def test_restart_gives_new_processes_without_the_old_variables(start: Any, metho
     group.restart()
     assert not set(before) & set(group.pids)
     processes.assert_gone(before, 0.5, "after restart() returned")
-    assert [result.value for result in group.run("'x' in globals(), int(__import__('os').environ['RANK'])")] == [(False, 0), (False, 1)]
+    assert [result.value for result in group.run("'x' in globals(), int(__import__('os').environ['RANK'])")] == [
+        (False, 0),
+        (False, 1),
+    ]
 
 
 @pytest.mark.parametrize("method", ["fork", "exec"])
@@ -108,7 +122,9 @@ def test_restart_of_one_rank_keeps_the_other_and_its_variables(start: Any, metho
 
 def test_restart_ends_running_cells_as_lost_on_that_rank_only(start: Any) -> None:
     group = start()
-    cell = group.run("import time, os\nif os.environ['RANK'] == '1':\n    print('in', flush=True); time.sleep(600)", wait=False)
+    cell = group.run(
+        "import time, os\nif os.environ['RANK'] == '1':\n    print('in', flush=True); time.sleep(600)", wait=False
+    )
     wait_until(lambda: (1, "in") in cell._lines, 10, "rank 1 sleeps")
     group.restart(ranks=[1])
     with pytest.raises(ddip.RankError) as error:
@@ -164,7 +180,9 @@ def test_stop_returns_when_everything_is_gone(start: Any, home: Any) -> None:
 
 def test_stop_ends_a_cell_that_ignores_everything(start: Any, home: Any) -> None:
     group = start()
-    group.run("import signal; [signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]")
+    group.run(
+        "import signal; [signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]"
+    )
     cell = group.run("import ctypes; print('in', flush=True); ctypes.PyDLL(None).sleep(600)", wait=False)
     wait_until(lambda: {(0, "in"), (1, "in")} <= set(cell._lines), 10, "both ranks hold the GIL")
     with Stopwatch() as watch:
@@ -176,7 +194,9 @@ def test_stop_ends_a_cell_that_ignores_everything(start: Any, home: Any) -> None
 
 def test_atexit_functions_run_at_an_orderly_stop(start: Any, tmp_path: Any) -> None:
     group = start()
-    group.run(f"import atexit, os, pathlib; atexit.register(lambda: pathlib.Path({str(tmp_path)!r}, os.environ['RANK']).write_text('bye'))")
+    group.run(
+        f"import atexit, os, pathlib; atexit.register(lambda: pathlib.Path({str(tmp_path)!r}, os.environ['RANK']).write_text('bye'))"
+    )
     group.stop()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
@@ -202,7 +222,9 @@ def test_workers_run_in_the_clients_folder_with_its_module_path(start: Any, tmp_
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     group = start()
-    assert [result.value for result in group.run("import os, beside_me; (os.getcwd(), beside_me.answer)")] == [(str(tmp_path), 42)] * 2
+    assert [result.value for result in group.run("import os, beside_me; (os.getcwd(), beside_me.answer)")] == [
+        (str(tmp_path), 42)
+    ] * 2
 
 
 def test_env_reaches_the_workers_and_nobody_else(start: Any) -> None:

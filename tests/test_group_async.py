@@ -10,7 +10,9 @@ from support.waiting import Stopwatch, wait_until
 
 import ddip
 
-HELD = "import os, time\nprint('in', flush=True)\nwhile not os.path.exists({gate!r}): time.sleep(0.005)\nprint('out')\n7"
+HELD = (
+    "import os, time\nprint('in', flush=True)\nwhile not os.path.exists({gate!r}): time.sleep(0.005)\nprint('out')\n7"
+)
 
 
 def test_a_background_cell_returns_at_once_and_tells_its_state(either: Any, tmp_path: Any) -> None:
@@ -24,12 +26,14 @@ def test_a_background_cell_returns_at_once_and_tells_its_state(either: Any, tmp_
     assert 0.05 < watch.seconds < 2
     gate.touch()
     assert cell.wait(10) is True and cell.done() and cell.status == "done"
-    assert [result.value for result in cell.results()] == [7, 7] == [result.value for result in cell.results()], "as often as one likes"
+    assert [result.value for result in cell.results()] == [7, 7] == [result.value for result in cell.results()], (
+        "as often as one likes"
+    )
 
 
 def test_the_output_of_two_background_cells_stays_apart(plain: Any) -> None:
     cells = [plain.run(f"for n in range(100): print('cell {name}', n)", wait=False) for name in "ab"]
-    for name, cell in zip("ab", cells):
+    for name, cell in zip("ab", cells, strict=True):
         assert [result.stdout for result in cell.results()] == ["".join(f"cell {name} {n}\n" for n in range(100))] * 2
 
 
@@ -80,7 +84,9 @@ def ask(group: Any, body: dict[str, Any], rank: int = 0) -> dict[str, Any]:
 
 
 def test_completion_sees_the_names_of_that_rank(either: Any) -> None:
-    either.run("import os\nmy_special_name = 1\nmy_special_name_2 = ''\nif os.environ['RANK'] == '1': my_special_only_here = 1")
+    either.run(
+        "import os\nmy_special_name = 1\nmy_special_name_2 = ''\nif os.environ['RANK'] == '1': my_special_only_here = 1"
+    )
     code = "x = my_spec"
     for rank in (0, 1):
         found = ask(either, {"kind": "complete", "code": code, "cursor": len(code)}, rank)
@@ -101,7 +107,11 @@ def test_completion_of_attributes_and_of_nothing(either: Any) -> None:
 def test_inspection_shows_docstring_and_source(either: Any) -> None:
     either.run("def my_function(a, b=2):\n    '''What it does.'''\n    return a * b")
     found = ask(either, {"kind": "inspect", "code": "my_function(", "cursor": 5, "detail": 0})
-    assert found["found"] and "What it does" in found["data"]["text/plain"] and "b=2" in found["data"]["text/plain"].replace(" ", "")
+    assert (
+        found["found"]
+        and "What it does" in found["data"]["text/plain"]
+        and "b=2" in found["data"]["text/plain"].replace(" ", "")
+    )
     source = ask(either, {"kind": "inspect", "code": "my_function", "cursor": 5, "detail": 1})
     assert "return" in source["data"]["text/plain"] and "a" in source["data"]["text/plain"]
     assert ask(either, {"kind": "inspect", "code": "no_such_name", "cursor": 5})["found"] is False
@@ -123,6 +133,13 @@ def test_the_memory_footer_tells_what_a_cell_took_on_each_rank(either: Any) -> N
     deltas = [footer["delta"] for footer in footers]
     assert deltas[1] > 56 << 20 and deltas[0] < 16 << 20, footers
     assert all(footer["peak"] >= footer["rss"] > 0 for footer in footers)
+
+
+def test_the_peak_is_this_cells_and_counts_what_was_freed_again(either: Any) -> None:
+    spike, calm = memory_of(either, "x = bytearray(b'x' * (96 << 20)); del x"), memory_of(either, "pass")
+    for before, after in zip(spike, calm, strict=True):
+        assert before["peak"] - before["rss"] > 64 << 20, "freed again, and still told"
+        assert after["peak"] < before["peak"] - (64 << 20), "an earlier cell's peak is not this one's"
 
 
 def test_memory_is_told_only_when_asked(plain: Any) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from support import processes
@@ -41,7 +42,9 @@ def restart(group: Any) -> None:
 def kill_worker(group: Any) -> None:
     for pid in group.pids:
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: all(rank["status"] == "lost" for rank in group.info()["ranks"]), 5, "both ranks are reported lost")
+    wait_until(
+        lambda: all(rank["status"] == "lost" for rank in group.info()["ranks"]), 5, "both ranks are reported lost"
+    )
 
 
 @pytest.mark.parametrize("ending", [stop, restart, kill_worker])
@@ -87,7 +90,9 @@ first = next(batches)
     ]
     pids = [pid for own, _ in children for pid in own]
     assert len(set(pids)) == 4 and all(processes.alive(pid) for pid in pids)
-    assert all(first == [[float(row)] * 4 for row in range(4)] for _, first in children), "a Dataset of a cell works in loader workers"
+    assert all(first == [[float(row)] * 4 for row in range(4)] for _, first in children), (
+        "a Dataset of a cell works in loader workers"
+    )
     ending(group)
     processes.assert_gone(pids, 2.0, f"after {ending.__name__}")
 

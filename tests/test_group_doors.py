@@ -68,14 +68,22 @@ def test_the_key_is_in_nobodys_arguments_or_environment(door: Any) -> None:
     for pid in pids:
         for what in ("cmdline", "environ"):
             text = Path(f"/proc/{pid}/{what}").read_bytes()
-            for form in (key, key.hex().encode(), key.hex().upper().encode(), base64.b64encode(key).rstrip(b"="), base64.urlsafe_b64encode(key).rstrip(b"=")):
+            for form in (
+                key,
+                key.hex().encode(),
+                key.hex().upper().encode(),
+                base64.b64encode(key).rstrip(b"="),
+                base64.urlsafe_b64encode(key).rstrip(b"="),
+            ):
                 assert form not in text
 
 
 @pytest.mark.parametrize("soft", [0, 1 << 20])
 def test_the_coordinator_dumps_no_core_and_workers_do_as_the_users_shell(start: Any, soft: int) -> None:
     def core(pid: int) -> str:
-        return next(line for line in Path(f"/proc/{pid}/limits").read_text().splitlines() if line.startswith("Max core")).split()[4]
+        return next(
+            line for line in Path(f"/proc/{pid}/limits").read_text().splitlines() if line.startswith("Max core")
+        ).split()[4]
 
     before = resource.getrlimit(resource.RLIMIT_CORE)
     if before[1] not in (resource.RLIM_INFINITY,) and before[1] < soft:
@@ -93,14 +101,20 @@ def test_nothing_listens_but_the_store_on_loopback(door: Any) -> None:
     group, folder, _ = door
     pids = processes.with_marker(group.marker)
     assert processes.listening_addresses(pids) == {("0100007F", group.info()["port"])}
-    abstract = [line for line in Path("/proc/net/unix").read_text().splitlines() if "@" in line and "ddip" in line.lower()]
+    abstract = [
+        line for line in Path("/proc/net/unix").read_text().splitlines() if "@" in line and "ddip" in line.lower()
+    ]
     assert abstract == []
 
 
 def test_nothing_listens_beyond_loopback_while_torch_trains(torched: Any) -> None:
-    torched.run("import torch, torch.distributed as dist\nif not dist.is_initialized(): dist.init_process_group('gloo')\ndist.all_reduce(torch.ones(1))")
+    torched.run(
+        "import torch, torch.distributed as dist\nif not dist.is_initialized(): dist.init_process_group('gloo')\ndist.all_reduce(torch.ones(1))"
+    )
     addresses = processes.listening_addresses(processes.with_marker(torched.marker))
-    assert {address for address, _ in addresses} == {"0100007F"} and torched.info()["port"] in {port for _, port in addresses}
+    assert {address for address, _ in addresses} == {"0100007F"} and torched.info()["port"] in {
+        port for _, port in addresses
+    }
     torched.run("dist.destroy_process_group()")
 
 
@@ -181,14 +195,20 @@ WRONG = {
     "one_bit_of_the_key": lambda key: frames.frame(frames.hello(key[:-1] + bytes([key[-1] ^ 1]))),
     "short_key": lambda key: frames.frame(frames.hello(key[:31])),
     "empty_key": lambda key: frames.frame(frames.hello(b"")),
-    "key_as_text": lambda key: frames.frame(frames.message(frames.HELLO, {"role": "client", "client": "x", "key": key.hex()})),
+    "key_as_text": lambda key: frames.frame(
+        frames.message(frames.HELLO, {"role": "client", "client": "x", "key": key.hex()})
+    ),
     "no_key": lambda key: frames.frame(frames.message(frames.HELLO, {"role": "client"})),
     "wrong_role": lambda key: frames.frame(frames.hello(key, "worker")),
     "role_is_a_number": lambda key: frames.frame(frames.message(frames.HELLO, {"role": 1, "key": key})),
     "early_info": lambda key: frames.frame(frames.message(frames.INFO, {})),
     "early_stop": lambda key: frames.frame(frames.message(frames.STOP, {})),
-    "early_execute": lambda key: frames.frame(frames.message(frames.EXECUTE, {"kind": "cell", "code": "open('/tmp/never', 'w')", "ranks": []})),
-    "stop_in_one_packet_with_a_wrong_hello": lambda key: frames.frame(frames.hello(bytes(32))) + frames.frame(frames.message(frames.STOP, {})),
+    "early_execute": lambda key: frames.frame(
+        frames.message(frames.EXECUTE, {"kind": "cell", "code": "open('/tmp/never', 'w')", "ranks": []})
+    ),
+    "stop_in_one_packet_with_a_wrong_hello": lambda key: (
+        frames.frame(frames.hello(bytes(32))) + frames.frame(frames.message(frames.STOP, {}))
+    ),
     "garbage": lambda key: os.urandom(4096),
     "http": lambda key: b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "length_0": lambda key: frames.header(0) + b"x" * 64,
@@ -257,7 +277,11 @@ def test_a_hello_that_comes_byte_by_byte_is_welcome(door: Any) -> None:
 
 def test_whoever_says_nothing_is_closed_after_the_handshake_time(door: Any) -> None:
     group, folder, _ = door
-    with frames.connect(str(folder / "socket")) as silent, frames.connect(str(folder / "socket")) as half, Stopwatch() as watch:
+    with (
+        frames.connect(str(folder / "socket")) as silent,
+        frames.connect(str(folder / "socket")) as half,
+        Stopwatch() as watch,
+    ):
         half.sendall(frames.frame(frames.hello(bytes(32)))[:20])
         assert frames.answer(silent, 15) == b"" and frames.answer(half, 15) == b""
     assert 3 < watch.seconds < 12
@@ -306,7 +330,9 @@ def test_a_thousand_connections_do_not_keep_a_real_client_out(door: Any, how: st
         attacker.join()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert unharmed(group)
-    wait_until(lambda: len(os.listdir(f"/proc/{group.info()['pid']}/fd")) <= before + 2, 10, "no descriptor is left of them")
+    wait_until(
+        lambda: len(os.listdir(f"/proc/{group.info()['pid']}/fd")) <= before + 2, 10, "no descriptor is left of them"
+    )
 
 
 @root_only
@@ -379,7 +405,9 @@ def test_a_client_that_sends_nonsense_later_is_closed_and_nobody_else_is_harmed(
     assert unharmed(group) and group.pids == pids
 
 
-@pytest.mark.parametrize("body", [{"kind": "cell", "code": "x = 1", "ranks": [7]}, {"kind": "cell", "code": "x = 1", "ranks": [-1]}])
+@pytest.mark.parametrize(
+    "body", [{"kind": "cell", "code": "x = 1", "ranks": [7]}, {"kind": "cell", "code": "x = 1", "ranks": [-1]}]
+)
 def test_a_request_for_a_rank_that_is_not_there_is_refused(door: Any, body: Any) -> None:
     group, _, _ = door
     with pytest.raises(ddip.ConfigError, match="rank"):
@@ -387,12 +415,27 @@ def test_a_request_for_a_rank_that_is_not_there_is_refused(door: Any, body: Any)
     assert unharmed(group)
 
 
-@pytest.mark.parametrize("body", [{"kind": "no such task", "ranks": [0]}, {"kind": "cell", "ranks": [0]}, {"kind": "call", "ranks": [0]}, {"kind": "pull", "ranks": [0]}, {"kind": "commit", "ranks": [0]}])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"kind": "no such task", "ranks": [0]},
+        {"kind": "cell", "ranks": [0]},
+        {"kind": "call", "ranks": [0]},
+        {"kind": "pull", "ranks": [0]},
+        {"kind": "commit", "ranks": [0]},
+    ],
+)
 def test_a_task_that_makes_no_sense_fails_and_its_worker_lives(door: Any, body: Any) -> None:
     group, _, _ = door
     pids = group.pids
     number, _ = group.client.execute(body)
-    ending = wait_until(lambda: next((event for event in iter(lambda: group.client.next(number, 2), None) if event[0] == "rank_done"), None), 5, "an ending")
+    ending = wait_until(
+        lambda: next(
+            (event for event in iter(lambda: group.client.next(number, 2), None) if event[0] == "rank_done"), None
+        ),
+        5,
+        "an ending",
+    )
     group.client.forget(number)
     assert ending[3]["outcome"] == "error"
     assert group.pids == pids and unharmed(group)

@@ -61,7 +61,9 @@ def test_a_flood_of_100_mb_leaves_memory_bounded_and_the_group_usable(start: Any
     with Stopwatch() as watch:
         assert [result.value for result in group.run("1 + 1")] == [2, 2]
     grown = coordinator.growth() / MIB, client.growth() / MIB
-    print(f"flood {flood.seconds:.1f} s, {taken / MIB:.0f} MiB shown, coordinator +{grown[0]:.0f} MiB, client +{grown[1]:.0f} MiB, next {watch.seconds:.3f} s")
+    print(
+        f"flood {flood.seconds:.1f} s, {taken / MIB:.0f} MiB shown, coordinator +{grown[0]:.0f} MiB, client +{grown[1]:.0f} MiB, next {watch.seconds:.3f} s"
+    )
     assert watch.seconds < 5
     assert grown[0] < 64 and grown[1] < 50
     if keep_all:
@@ -100,7 +102,9 @@ def test_a_raw_flood_from_a_subprocess_is_bounded_too(start: Any) -> None:
     group = start()
     coordinator = Peak(group.info()["pid"])
     workers = [Peak(pid) for pid in group.pids]
-    cell = group.submit({"kind": "cell", "code": "import subprocess; subprocess.run('yes | head -c 50000000', shell=True)"})
+    cell = group.submit(
+        {"kind": "cell", "code": "import subprocess; subprocess.run('yes | head -c 50000000', shell=True)"}
+    )
     assert take_all(cell) == 100_000_000
     assert coordinator.growth() < 64 * MIB and all(worker.growth() < 64 * MIB for worker in workers)
 

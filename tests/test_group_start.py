@@ -31,7 +31,9 @@ for step in range(20):
 
 def refuse_to_start(tmp_path: Any, monkeypatch: Any, rank: int, what: str) -> None:
     """Makes exec'd workers of that rank do `what` before anything else of theirs runs."""
-    (tmp_path / "sitecustomize.py").write_text(f"import os, sys, time\nif os.environ.get('DDIP_RANK') == '{rank}':\n    {what}\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os, sys, time\nif os.environ.get('DDIP_RANK') == '{rank}':\n    {what}\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
@@ -69,7 +71,9 @@ def test_a_hundred_restarts_under_parallel_operators_succeed(start: Any) -> None
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_worker_that_hangs_at_start_is_named_at_the_limit(home: Any, tmp_path: Any, monkeypatch: Any, rank: int) -> None:
+def test_a_worker_that_hangs_at_start_is_named_at_the_limit(
+    home: Any, tmp_path: Any, monkeypatch: Any, rank: int
+) -> None:
     refuse_to_start(tmp_path, monkeypatch, rank, "time.sleep(600)")
     with Stopwatch() as watch, pytest.raises(ddip.TimedOut, match=rf"\b{rank}\b") as error:
         ddip.Group(2, start="exec", timeout=1)
@@ -87,7 +91,9 @@ def test_a_worker_that_dies_at_start_is_named_at_once(home: Any, tmp_path: Any, 
 
 
 def test_a_warm_parent_that_cannot_start_is_told_with_its_reason(home: Any, tmp_path: Any, monkeypatch: Any) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import os, sys\nif 'warm' in sys.argv or 'DDIP_GROUP' in os.environ:\n    os._exit(9)\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\nif 'warm' in sys.argv or 'DDIP_GROUP' in os.environ:\n    os._exit(9)\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     with Stopwatch() as watch, pytest.raises((ddip.ConfigError, ddip.PeerLost), match="warm parent.*9"):
         ddip.Group(2, timeout=30)
@@ -118,7 +124,9 @@ def test_a_wrong_request_is_refused_in_one_line_before_any_process_starts(home: 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 def test_any_number_of_cpu_ranks_works_without_a_gpu(start: Any, workers: int) -> None:
     group = start(workers)
-    assert [result.value for result in group.run("import ddip; (ddip.rank(), ddip.world_size())")] == [(rank, workers) for rank in range(workers)]
+    assert [result.value for result in group.run("import ddip; (ddip.rank(), ddip.world_size())")] == [
+        (rank, workers) for rank in range(workers)
+    ]
 
 
 def test_without_a_shape_a_machine_without_gpus_gets_two_cpu_ranks(start: Any, monkeypatch: Any) -> None:
@@ -131,16 +139,22 @@ def test_gpus_keep_the_users_order(start: Any, monkeypatch: Any) -> None:
     group = start(None, gpus=[3, 1])
     assert group.world_size == 2
     code = "import os; [os.environ.get(n) for n in ('CUDA_VISIBLE_DEVICES', 'CUDA_DEVICE_ORDER', 'LOCAL_RANK', 'DDIP_DEVICE')]"
-    assert [result.value for result in group.run(code)] == [["3,1", "PCI_BUS_ID", "0", "cuda:0"], ["3,1", "PCI_BUS_ID", "1", "cuda:1"]]
+    assert [result.value for result in group.run(code)] == [
+        ["3,1", "PCI_BUS_ID", "0", "cuda:0"],
+        ["3,1", "PCI_BUS_ID", "1", "cuda:1"],
+    ]
     assert [rank["device"] for rank in group.info()["ranks"]] == ["cuda:0", "cuda:1"]
 
 
 def test_several_ranks_share_a_gpu_in_turn(start: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("DDIP_TEST_DEVICES", "2")
     group = start(4, gpus=[0])
-    assert [result.value for result in group.run("import os; [os.environ[n] for n in ('LOCAL_RANK', 'DDIP_DEVICE', 'CUDA_VISIBLE_DEVICES')]")] == [
-        [str(rank), "cuda:0", "0"] for rank in range(4)
-    ]
+    assert [
+        result.value
+        for result in group.run(
+            "import os; [os.environ[n] for n in ('LOCAL_RANK', 'DDIP_DEVICE', 'CUDA_VISIBLE_DEVICES')]"
+        )
+    ] == [[str(rank), "cuda:0", "0"] for rank in range(4)]
 
 
 def test_no_flags_take_every_visible_gpu_in_the_visible_order(start: Any, monkeypatch: Any) -> None:
@@ -192,7 +206,7 @@ def test_seeds_differ_by_rank_and_come_back_with_the_same_seed(start: Any) -> No
     draw = "import random, numpy, torch; (random.random(), float(numpy.random.rand()), torch.rand(1).item())"
     first = [result.value for result in start(torch=True, seed=7).run(draw)]
     again = [result.value for result in start(torch=True, seed=7, start="exec", name="other").run(draw)]
-    assert all(a != b for a, b in zip(*first)), "every generator differs between the ranks"
+    assert all(a != b for a, b in zip(*first, strict=True)), "every generator differs between the ranks"
     assert first == again
 
 
@@ -211,7 +225,9 @@ def test_forked_workers_size_their_thread_pools(start: Any, threads: Any) -> Non
 
 def test_a_start_that_is_interrupted_leaves_nothing(home: Any, tmp_path: Any, monkeypatch: Any) -> None:
     refuse_to_start(tmp_path, monkeypatch, 1, "time.sleep(600)")
-    with Script("import ddip\nprint('go')\ntry:\n    ddip.Group(2, start='exec', timeout=60)\nexcept KeyboardInterrupt:\n    print('stopped')\ninput()") as script:
+    with Script(
+        "import ddip\nprint('go')\ntry:\n    ddip.Group(2, start='exec', timeout=60)\nexcept KeyboardInterrupt:\n    print('stopped')\ninput()"
+    ) as script:
         script.hear()
         wait_until(lambda: len(processes.of_runtime(str(home))) >= 2, 10, "the group is being started")
         script.signal(2)

@@ -88,7 +88,9 @@ def test_a_kept_group_survives_its_client_and_shows_every_line_once_in_order(hom
 @pytest.mark.kills
 def test_lines_that_were_acknowledged_are_not_shown_again_and_no_other_is_missing(home: Any, gate: Any) -> None:
     # The client takes events by hand, acknowledges what it has shown and says what that was.
-    source = CLIENT.replace("cell = group.run({code!r}, wait=False)", 'cell = group.submit({{"kind": "cell", "code": {code!r}}})')
+    source = CLIENT.replace(
+        "cell = group.run({code!r}, wait=False)", 'cell = group.submit({{"kind": "cell", "code": {code!r}}})'
+    )
     body = """
 text = {0: b"", 1: b""}
 while any(part.count(b"\\n") < 50 for part in text.values()):
@@ -117,7 +119,9 @@ print("shown", len(text[0]), len(text[1]), last)
 
 
 @pytest.mark.kills
-def test_a_cell_that_ended_while_its_client_was_dead_is_shown_though_nothing_was_ever_acknowledged(home: Any, gate: Any) -> None:
+def test_a_cell_that_ended_while_its_client_was_dead_is_shown_though_nothing_was_ever_acknowledged(
+    home: Any, gate: Any
+) -> None:
     with run_client(home) as client:
         number = int(client.hear().split()[1])
         client.signal(signal.SIGKILL)
@@ -183,7 +187,10 @@ input()
 
 @pytest.mark.kills
 def test_a_stop_group_is_gone_with_its_client_although_a_child_keeps_the_socket(home: Any) -> None:
-    source = "import ddip\ngroup = ddip.Group(2, name='owned')\ncell = group.run('import time; time.sleep(600)', wait=False)\n" + HOLDS_SOCKET
+    source = (
+        "import ddip\ngroup = ddip.Group(2, name='owned')\ncell = group.run('import time; time.sleep(600)', wait=False)\n"
+        + HOLDS_SOCKET
+    )
     with Script(source) as client:
         holder, *pids = (int(word) for word in client.hear().split())
         try:
@@ -205,7 +212,11 @@ def test_a_keep_group_goes_on_although_a_child_keeps_the_socket(home: Any, gate:
         client.wait()
         group = ddip.attach("kept")
         try:
-            wait_until(lambda: client.pid not in [entry["pid"] for entry in group.info()["clients"]], 1, "its death is noticed, not its socket's end")
+            wait_until(
+                lambda: client.pid not in [entry["pid"] for entry in group.info()["clients"]],
+                1,
+                "its death is noticed, not its socket's end",
+            )
             assert [result.value for result in group.run("x")] == [1, 1] and group.pids == pids[:2]
         finally:
             processes.kill([holder])
@@ -214,7 +225,9 @@ def test_a_keep_group_goes_on_although_a_child_keeps_the_socket(home: Any, gate:
 @pytest.mark.kills
 def test_a_kept_group_survives_the_end_of_its_clients_session(home: Any, gate: Any) -> None:
     """ipykernel and a closed terminal signal the whole process group; SIGHUP to it must not reach the group either."""
-    with Script("import os\nos.setsid()\nimport ddip\ngroup = ddip.Group(2, name='kept', on_exit='keep')\nprint(*group.pids)\ninput()") as client:
+    with Script(
+        "import os\nos.setsid()\nimport ddip\ngroup = ddip.Group(2, name='kept', on_exit='keep')\nprint(*group.pids)\ninput()"
+    ) as client:
         pids = [int(word) for word in client.hear().split()]
         os.killpg(client.pid, signal.SIGHUP)
         client.wait()
@@ -252,7 +265,9 @@ def test_after_the_coordinators_death_nothing_lives_and_no_journaled_line_is_los
     group = start(name="lost")
     info = group.info()
     cell = group.run("import time\nfor n in range(1000): print('line', n, flush=True)\ntime.sleep(600)", wait=False)
-    wait_until(lambda: cell.text(0, 1).count("\n") > 500 and cell.text(1, 1).count("\n") > 500, 10, "half of it was shown")
+    wait_until(
+        lambda: cell.text(0, 1).count("\n") > 500 and cell.text(1, 1).count("\n") > 500, 10, "half of it was shown"
+    )
     everybody = processes.of_runtime(str(home))
     os.kill(info["pid"], signal.SIGKILL)
     processes.assert_gone(everybody, 5.0, "after SIGKILL of the coordinator")
@@ -282,7 +297,12 @@ def test_a_stopped_survivor_is_swept_by_the_next_start_of_that_name(start: Any, 
     """When its session's other processes die, the kernel wakes a stopped process; not one that has a session of its own."""
     group = start(name="frozen")
     info = group.info()
-    children = [result.value for result in group.run("import subprocess; kept = subprocess.Popen(['sleep', '600'], start_new_session=True); kept.pid")]
+    children = [
+        result.value
+        for result in group.run(
+            "import subprocess; kept = subprocess.Popen(['sleep', '600'], start_new_session=True); kept.pid"
+        )
+    ]
     frozen = [*children, *group.pids, info["agent"]["warm_parent"]]
     processes.kill(frozen, signal.SIGSTOP)
     os.kill(info["pid"], signal.SIGKILL)
@@ -296,7 +316,9 @@ def test_a_stopped_survivor_is_swept_by_the_next_start_of_that_name(start: Any, 
 @pytest.mark.kills
 def test_sigterm_to_the_coordinator_is_an_orderly_stop(start: Any, home: Any, tmp_path: Any) -> None:
     group = start(name="term")
-    group.run(f"import atexit, os, pathlib; atexit.register(lambda: pathlib.Path({str(tmp_path)!r}, os.environ['RANK']).touch())")
+    group.run(
+        f"import atexit, os, pathlib; atexit.register(lambda: pathlib.Path({str(tmp_path)!r}, os.environ['RANK']).touch())"
+    )
     everybody = processes.of_runtime(str(home))
     os.kill(group.info()["pid"], signal.SIGTERM)
     processes.assert_gone(everybody, 2.0, "after SIGTERM")

@@ -36,7 +36,10 @@ def test_why_names_the_python_line_of_each_rank_and_since_when(plain: Any) -> No
 
 def test_why_does_not_disturb_what_it_looks_at(plain: Any) -> None:
     """A signal would cut a sleep or a C call short."""
-    cell = plain.run("import time, ctypes; print('in', flush=True); begun = time.monotonic(); left = ctypes.CDLL(None).sleep(1); (left, time.monotonic() - begun)", wait=False)
+    cell = plain.run(
+        "import time, ctypes; print('in', flush=True); begun = time.monotonic(); left = ctypes.CDLL(None).sleep(1); (left, time.monotonic() - begun)",
+        wait=False,
+    )
     wait_until(lambda: len(cell._lines) == 2, 5, "both are in it")
     while not cell.done():
         plain.why()
@@ -45,9 +48,18 @@ def test_why_does_not_disturb_what_it_looks_at(plain: Any) -> None:
 
 
 def test_why_shows_the_collective_and_who_is_not_in_it(torched: Any) -> None:
-    torched.run("import torch, torch.distributed as dist\nif not dist.is_initialized(): dist.init_process_group('gloo')")
-    cell = torched.run("if dist.get_rank() == 0:\n    dist.all_reduce(torch.ones(1))\nelse:\n    import time; time.sleep(600)", wait=False)
-    rank = wait_until(lambda: next((rank for rank in torched.why()["ranks"] if "collective" in rank), None), 5, "rank 0 is in the collective")
+    torched.run(
+        "import torch, torch.distributed as dist\nif not dist.is_initialized(): dist.init_process_group('gloo')"
+    )
+    cell = torched.run(
+        "if dist.get_rank() == 0:\n    dist.all_reduce(torch.ones(1))\nelse:\n    import time; time.sleep(600)",
+        wait=False,
+    )
+    rank = wait_until(
+        lambda: next((rank for rank in torched.why()["ranks"] if "collective" in rank), None),
+        5,
+        "rank 0 is in the collective",
+    )
     assert rank["rank"] == 0 and rank["collective"]["operation"] == "all_reduce"
     assert f'"<cell {cell.number}>", line 2' in rank["stack"]
     later = torched.why()["ranks"]
@@ -62,10 +74,18 @@ def test_why_shows_the_collective_and_who_is_not_in_it(torched: Any) -> None:
 
 
 def test_why_counts_collectives_so_that_a_rank_that_is_one_behind_shows(torched: Any) -> None:
-    torched.run("import torch, torch.distributed as dist\nif not dist.is_initialized(): dist.init_process_group('gloo')")
+    torched.run(
+        "import torch, torch.distributed as dist\nif not dist.is_initialized(): dist.init_process_group('gloo')"
+    )
     torched.run("for _ in range(3): dist.all_reduce(torch.ones(1))")
     cell = torched.run("dist.all_reduce(torch.ones(1))\nif dist.get_rank() == 0: dist.barrier()", wait=False)
-    found = wait_until(lambda: next((rank for rank in torched.why()["ranks"] if rank.get("collective", {}).get("operation") == "barrier"), None), 5, "rank 0 is in the barrier")
+    found = wait_until(
+        lambda: next(
+            (rank for rank in torched.why()["ranks"] if rank.get("collective", {}).get("operation") == "barrier"), None
+        ),
+        5,
+        "rank 0 is in the barrier",
+    )
     assert found["rank"] == 0 and found["collective"]["number"] >= 5
     torched.interrupt()
     assert cell.wait(5)
@@ -93,7 +113,9 @@ def test_input_is_asked_of_the_front_end_with_its_prompt_and_rank(either: Any) -
 
 
 def test_getpass_asks_in_secret(either: Any) -> None:
-    cell = either.submit({"kind": "cell", "code": "import getpass; len(getpass.getpass('key: '))", "want_value": True}, [0])
+    cell = either.submit(
+        {"kind": "cell", "code": "import getpass; len(getpass.getpass('key: '))", "want_value": True}, [0]
+    )
     rank, body = requests(cell)[0]
     assert body["prompt"] == "key: " and body["secret"] is True
     either.client.send("input_reply", {"text": "hush"}, rank, cell.number)
@@ -119,7 +141,14 @@ def test_input_without_a_front_end_is_a_clear_error(start: Any, home: Any) -> No
 
     def work(say: Any) -> Any:
         client = _client.Client(str(home / "asks"), "gone")
-        number, _ = client.execute({"kind": "cell", "code": f"import os, time\nwhile not os.path.exists({str(home / 'gate')!r}): time.sleep(0.005)\ninput('? ')", "ranks": [0], "first_line": ""})
+        number, _ = client.execute(
+            {
+                "kind": "cell",
+                "code": f"import os, time\nwhile not os.path.exists({str(home / 'gate')!r}): time.sleep(0.005)\ninput('? ')",
+                "ranks": [0],
+                "first_line": "",
+            }
+        )
         say(str(number))
         return client
 
@@ -130,7 +159,13 @@ def test_input_without_a_front_end_is_a_clear_error(start: Any, home: Any) -> No
     (home / "gate").touch()
     from support import journal
 
-    ending = wait_until(lambda: next((record for record in journal.records(group.info()["journal"]) if record[:2] == ("rank_done", number)), None), 5, "the cell's ending")
+    ending = wait_until(
+        lambda: next(
+            (record for record in journal.records(group.info()["journal"]) if record[:2] == ("rank_done", number)), None
+        ),
+        5,
+        "the cell's ending",
+    )
     assert ending[3]["outcome"] == "error" and "front end" in ending[3]["message"]
     (home / "gate").unlink()
 
@@ -153,17 +188,30 @@ def test_an_input_whose_client_dies_while_it_waits_is_a_clear_error(start: Any, 
     victim = Forked(work)
     number = int(victim.hear())
     victim.kill()
-    ending = wait_until(lambda: next((record for record in journal.records(group.info()["journal"]) if record[:2] == ("rank_done", number)), None), 5, "the cell's ending")
+    ending = wait_until(
+        lambda: next(
+            (record for record in journal.records(group.info()["journal"]) if record[:2] == ("rank_done", number)), None
+        ),
+        5,
+        "the cell's ending",
+    )
     assert ending[3]["outcome"] == "error" and "front end" in ending[3]["message"]
 
 
 @pytest.mark.skipif(shutil.which("gdb") is None or os.getuid() != 0, reason="needs gdb and the right to attach")
 def test_a_rank_waits_for_a_native_debugger_and_goes_on_when_it_came(plain: Any) -> None:
     cell = plain.run("import ddip; ddip.wait_for_debugger(timeout=50); 'attached'", ranks=[1], wait=False)
-    line = wait_until(lambda: next((line for _, line in cell._lines if "gdb -p" in line), None), 5, "it says how to attach")
+    line = wait_until(
+        lambda: next((line for _, line in cell._lines if "gdb -p" in line), None), 5, "it says how to attach"
+    )
     pid = int(line.split("gdb -p")[1].split()[0])
     assert pid == plain.pids[1]
-    with subprocess.Popen(["gdb", "-nx", "-q", "-p", str(pid)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as gdb:
+    with subprocess.Popen(
+        ["gdb", "-nx", "-q", "-p", str(pid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as gdb:
         assert gdb.stdin is not None
         gdb.stdin.write(b"continue\n")
         gdb.stdin.flush()

@@ -47,7 +47,9 @@ UNBREAKABLE = {
 
 def begin(group: Any, code: str, ranks: Any = None) -> Any:
     cell = group.run(code, ranks=ranks, wait=False)
-    wait_until(lambda: {rank for rank, line in cell._lines if line == "in"} == set(cell.ranks), 10, "all ranks are in it")
+    wait_until(
+        lambda: {rank for rank, line in cell._lines if line == "in"} == set(cell.ranks), 10, "all ranks are in it"
+    )
     return cell
 
 
@@ -73,7 +75,9 @@ def test_one_press_ends_it_with_the_same_processes_and_variables(either: Any, wh
 
 
 def test_one_press_ends_a_blocked_gloo_all_reduce(torched: Any) -> None:
-    torched.run("import torch, torch.distributed as dist\nprecious = torch.arange(3)\nif not dist.is_initialized(): dist.init_process_group('gloo')")
+    torched.run(
+        "import torch, torch.distributed as dist\nprecious = torch.arange(3)\nif not dist.is_initialized(): dist.init_process_group('gloo')"
+    )
     pids = torched.pids
     cell = begin(torched, SAY + "dist.all_reduce(torch.ones(1))", ranks=[0])  # rank 1 never comes
     with Stopwatch() as watch:
@@ -84,7 +88,10 @@ def test_one_press_ends_a_blocked_gloo_all_reduce(torched: Any) -> None:
     assert any("rebuild" in text for _, text in cell.notes), "it says that the group is dead and how to make it again"
     assert [result.value for result in torched.run("precious.tolist()")] == [[0, 1, 2]] * 2
     torched.rebuild()
-    assert [result.value for result in torched.run("x = torch.ones(1) * (dist.get_rank() + 1); dist.all_reduce(x); x.item()")] == [3.0, 3.0]
+    assert [
+        result.value
+        for result in torched.run("x = torch.ones(1) * (dist.get_rank() + 1); dist.all_reduce(x); x.item()")
+    ] == [3.0, 3.0]
     torched.run("dist.destroy_process_group()")
 
 
@@ -98,7 +105,9 @@ other = dist.new_group([0, 1])
     cell = begin(torched, SAY + "dist.all_reduce(torch.ones(1), group=other)", ranks=[0])
     torched.interrupt()
     assert cell.wait(LIMIT)
-    assert [result.value for result in torched.run("x = torch.ones(1); dist.all_reduce(x); x.item()")] == [2.0, 2.0], "the default group lives"
+    assert [result.value for result in torched.run("x = torch.ones(1); dist.all_reduce(x); x.item()")] == [2.0, 2.0], (
+        "the default group lives"
+    )
     torched.run("dist.destroy_process_group()")
 
 
@@ -111,10 +120,14 @@ def test_the_prompt_comes_back_although_a_rank_goes_on(start: Any, what: str) ->
     with Stopwatch() as watch:
         over = group.stop_cell(cell)
     assert not over and watch.seconds < LIMIT
-    wait_until(lambda: [rank for rank, text in cell.notes if "goes on" in text] == [1], LIMIT, "a report of the stuck rank")
+    wait_until(
+        lambda: [rank for rank, text in cell.notes if "goes on" in text] == [1], LIMIT, "a report of the stuck rank"
+    )
     assert [result.value for result in group.run("precious", ranks=[0])] == [1], "the other rank is usable at once"
     late = group.run("2", ranks=[1], wait=False)
-    assert [(entry["cell"], entry["rank"]) for entry in late.behind] == [(cell.number, 1)], "the next cell says what it waits for"
+    assert [(entry["cell"], entry["rank"]) for entry in late.behind] == [(cell.number, 1)], (
+        "the next cell says what it waits for"
+    )
     assert cell.wait(20), "the operator ends in its own time: nobody killed it"
     assert group.pids == pids and [result.value for result in group.run("precious")] == [1, 1]
     assert late.results()[0].value == 2
@@ -124,7 +137,12 @@ def test_the_second_press_replaces_only_the_stuck_rank(start: Any) -> None:
     group = start(3)
     group.run("precious = 1")
     pids = group.pids
-    cell = begin(group, "import os\n" + C_CALL + "if os.environ['RANK'] == '1':\n    ctypes.PyDLL(None).sleep(600)\nelse:\n    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])\n    import time; time.sleep(600)")
+    cell = begin(
+        group,
+        "import os\n"
+        + C_CALL
+        + "if os.environ['RANK'] == '1':\n    ctypes.PyDLL(None).sleep(600)\nelse:\n    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])\n    import time; time.sleep(600)",
+    )
     assert not group.stop_cell(cell)
     with Stopwatch() as watch:
         answer = group.interrupt(kill=True)
@@ -243,7 +261,9 @@ group.stop()
 
 def test_a_cell_that_turns_the_interrupt_into_something_else_is_believed(plain: Any) -> None:
     """try/finally and except KeyboardInterrupt of the user's work as in plain Python."""
-    code = "import time\ntry:\n    " + SAY + "    time.sleep(600)\nexcept KeyboardInterrupt:\n    print('saved')\n'kept'"
+    code = (
+        "import time\ntry:\n    " + SAY + "    time.sleep(600)\nexcept KeyboardInterrupt:\n    print('saved')\n'kept'"
+    )
     cell = begin(plain, code.replace(SAY + "    ", "print('in', flush=True); "))
     plain.interrupt()
     assert [result.value for result in cell.results()] == ["kept", "kept"]
@@ -260,7 +280,9 @@ def test_control_requests_answer_while_every_rank_holds_the_gil_in_c(plain: Any,
             answer = ask()
         times.append(watch.seconds)
         if what == "why":
-            assert all("usleep" in rank["stack"] or "cell" in rank for rank in answer["ranks"]) and all("silent" not in rank for rank in answer["ranks"])
+            assert all("usleep" in rank["stack"] or "cell" in rank for rank in answer["ranks"]) and all(
+                "silent" not in rank for rank in answer["ranks"]
+            )
     assert not cell.done(), "they held it all the while"
     times.sort()
     print(f"{what}: median {times[100] * 1e3:.2f} ms, p99 {times[197] * 1e3:.2f} ms")

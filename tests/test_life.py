@@ -9,8 +9,9 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import pytest
 from support import journal, processes
@@ -91,9 +92,9 @@ class Life:
         assert self.group.run("precious", ranks=[other])[0].value == 1
         info = self.group.restart(ranks=[rank])
         assert info["ranks"][rank]["pid"] != self.pids[rank] and info["ranks"][other]["pid"] == self.pids[other]
-        assert [result.value for result in self.group.run("globals().get('precious'), __import__('os').environ['RANK']")] == [
-            (None if number == rank else 1, str(number)) for number in range(2)
-        ]
+        assert [
+            result.value for result in self.group.run("globals().get('precious'), __import__('os').environ['RANK']")
+        ] == [(None if number == rank else 1, str(number)) for number in range(2)]
         self.group.run("precious = 1")
 
     def stop_worker(self) -> None:
@@ -137,7 +138,9 @@ class Life:
 
         def work(say: Callable[[str], None]) -> Any:
             client = _client.Client(folder, "victim")
-            number, _ = client.execute({"kind": "cell", "code": "for n in range(20): print('mine', n)", "ranks": [0, 1], "first_line": ""})
+            number, _ = client.execute(
+                {"kind": "cell", "code": "for n in range(20): print('mine', n)", "ranks": [0, 1], "first_line": ""}
+            )
             say(f"{number} {fork_holder() if with_child else 0}")
             return client
 
@@ -149,10 +152,18 @@ class Life:
         pid = victim.pid
         victim.kill()
         try:
-            wait_until(lambda: all(entry["pid"] != pid for entry in self.group.info()["clients"]), TOLD, "the coordinator noticed the client's death")
+            wait_until(
+                lambda: all(entry["pid"] != pid for entry in self.group.info()["clients"]),
+                TOLD,
+                "the coordinator noticed the client's death",
+            )
         finally:
             processes.kill([holder] if holder else [])
-        wait_until(lambda: any(record[:2] == ("cell_done", number) for record in journal.records(self.journal)), 5, "the dead client's cell went on to its end")
+        wait_until(
+            lambda: any(record[:2] == ("cell_done", number) for record in journal.records(self.journal)),
+            5,
+            "the dead client's cell went on to its end",
+        )
         for rank in range(2):
             assert journal.lines(self.journal, number, rank) == [f"mine {n}" for n in range(20)]
         assert self.group.pids == self.pids and [result.value for result in self.group.run("precious")] == [1, 1]
@@ -176,14 +187,24 @@ class Life:
         victim.kill()
         try:
             ours = {self.coordinator, self.group.info()["agent"]["warm_parent"], *self.pids}
-            wait_until(lambda: set(processes.of_runtime(str(self.runtime))) == ours, GONE, "the owned group is gone with its owner")
+            wait_until(
+                lambda: set(processes.of_runtime(str(self.runtime))) == ours,
+                GONE,
+                "the owned group is gone with its owner",
+            )
         finally:
             processes.kill([holder] if holder else [])
 
     def kill_coordinator(self) -> None:
         kind, cell = self.start_cell()
         frozen = self.random.choice((None, None, "worker", "warm parent", "both workers", "all"))
-        stopped = {None: [], "worker": self.pids[:1], "warm parent": [self.warm], "both workers": self.pids, "all": [*self.pids, self.warm]}[frozen]
+        stopped = {
+            None: [],
+            "worker": self.pids[:1],
+            "warm parent": [self.warm],
+            "both workers": self.pids,
+            "all": [*self.pids, self.warm],
+        }[frozen]
         self.log.append(f"frozen {frozen}")
         self.moment()
         everybody = processes.of_runtime(str(self.runtime))
@@ -195,7 +216,9 @@ class Life:
         if frozen in (None, "worker", "both workers"):
             processes.assert_gone(everybody, GONE, f"after SIGKILL of the coordinator (frozen: {frozen})")
         elif frozen == "warm parent":
-            processes.assert_gone([pid for pid in everybody if pid != self.warm], GONE, "although the warm parent is stopped")
+            processes.assert_gone(
+                [pid for pid in everybody if pid != self.warm], GONE, "although the warm parent is stopped"
+            )
         # What the client saw is in the journal, and the journal can be read to its end.
         for rank in range(2):
             kept, seen = journal.lines(self.journal, cell.number, rank), cell.text(rank, 1).splitlines()[:-1]
@@ -214,7 +237,15 @@ class Life:
         assert list(self.runtime.iterdir()) == []
         self.begin()
 
-    STEPS = {kill_worker: 40, stop_worker: 10, kill_warm_parent: 6, kill_client: 28, kill_owner: 4, kill_coordinator: 8, stop_group: 4}
+    STEPS = {
+        kill_worker: 40,
+        stop_worker: 10,
+        kill_warm_parent: 6,
+        kill_client: 28,
+        kill_owner: 4,
+        kill_coordinator: 8,
+        stop_group: 4,
+    }
 
     def round(self, number: int) -> None:
         step = self.random.choices(list(self.STEPS), list(self.STEPS.values()))[0]
@@ -224,7 +255,11 @@ class Life:
         # A child of a worker that lives may live: it is the user's.
         processes.kill(pid for pid in processes.of_runtime(str(self.runtime)) if processes.parent_of(pid) in self.pids)
         expected = {self.coordinator, self.warm, *self.pids}
-        wait_until(lambda: set(processes.of_runtime(str(self.runtime))) == expected, 2, "nothing is left over, nobody is missing")
+        wait_until(
+            lambda: set(processes.of_runtime(str(self.runtime))) == expected,
+            2,
+            "nothing is left over, nobody is missing",
+        )
 
 
 @pytest.mark.kills
@@ -244,4 +279,7 @@ def test_random_kills_and_stops_leave_what_the_table_says(home: Path) -> None:
         raise
     finally:
         life.group.stop()
-    print(f"{ROUNDS} rounds in {time.monotonic() - begun:.0f} s; mean seconds: " + ", ".join(f"{kind} {sum(t) / len(t):.3f} × {len(t)}" for kind, t in times.items()))
+    print(
+        f"{ROUNDS} rounds in {time.monotonic() - begun:.0f} s; mean seconds: "
+        + ", ".join(f"{kind} {sum(t) / len(t):.3f} × {len(t)}" for kind, t in times.items())
+    )

@@ -19,6 +19,15 @@ pytest.importorskip("nbclient", reason="the notebook tests need nbclient (pip in
 pytest.importorskip("ipykernel", reason="the notebook tests need ipykernel")
 
 
+# In a cell: meet() returns on both ranks at the same time, so that what follows is as simultaneous as it gets.
+MEET = """
+import os, time
+def meet(place):
+    open(f'met-{place}-{r}', 'w').close()
+    while not os.path.exists(f'met-{place}-{1 - r}'): time.sleep(0.001)
+"""
+
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: Any) -> Iterator[Kernel]:
     """One kernel with two workers for all tests that leave it as it was."""
@@ -100,18 +109,25 @@ def test_a_picture_that_is_equal_on_all_ranks_is_shown_once(notebook: Kernel) ->
 
 def test_pictures_that_differ_carry_their_rank(notebook: Kernel) -> None:
     said = notebook.do("%%dip\nfrom PIL import Image\nImage.new('RGB', (8, 8), ['red', 'blue'][r])")
-    assert said.kinds == ["stdout", "image/png", "stdout", "image/png"]
-    assert [output.text for output in said.all if output.output_type == "stream"] == ["[0]\n", "[1]\n"]
+    assert sorted(said.kinds) == ["image/png", "image/png", "text/plain", "text/plain"] and said.kinds[::2] == ["text/plain"] * 2
+    assert sorted(said.of_type("text/plain")[::2]) == ["[0]", "[1]"]
+
+
+def test_an_equal_picture_that_comes_late_is_not_shown_again(notebook: Kernel) -> None:
+    said = notebook.do("%%dip\nfrom PIL import Image\nfrom IPython.display import display\ntime.sleep(0.8 * r)\ndisplay(Image.new('RGB', (8, 8), 'green'))")
+    assert len(said.of_type("image/png")) == 1 and "[" not in said.text.replace("size=", ""), said.text
 
 
 def test_a_picture_of_one_rank_alone_carries_its_rank(notebook: Kernel) -> None:
     said = notebook.do("%%dip\nfrom PIL import Image\nfrom IPython.display import display\nif r == 1: display(Image.new('RGB', (8, 8)))")
-    assert said.kinds == ["stdout", "image/png"] and said.all[0].text == "[1]\n"
+    assert said.kinds == ["text/plain", "image/png"] and said.lines[0] == "[1]"
     assert notebook.do("%%dip --ranks 1\nImage.new('RGB', (8, 8))").kinds == ["image/png"], "where one rank runs there is nothing to tell apart"
 
 
 def test_matplotlib_figures_appear_between_the_text_around_them(notebook: Kernel) -> None:
-    said = notebook.do("%%dip\nimport matplotlib.pyplot as plt\nprint('before')\nplt.plot([1, 2, 3]); plt.show()\nprint('after')")
+    notebook.do("%%dip\nimport matplotlib.pyplot as plt\nplt.figure(figsize=(1, 1)); plt.show()")
+    notebook.do("%%dip\n" + MEET)
+    said = notebook.do("%%dip\nprint('before')\nplt.figure(figsize=(1, 1)); plt.plot([1, 2, 3])\nmeet('figure'); plt.show()\nprint('after')")
     assert said.kinds == ["text/plain", "image/png", "text/plain"]
     assert [output.data["text/plain"] for output in said.all][::2] == ["before", "after"]
     assert notebook.do("%%dip\nplt.plot([3, 2, 1]);").kinds == ["image/png"], "shown at the cell's end without plt.show()"
@@ -153,11 +169,12 @@ def test_clear_output_of_one_rank_leaves_the_others(notebook: Kernel) -> None:
 
 
 def test_clear_output_replaces_figures(notebook: Kernel) -> None:
+    notebook.do("%%dip\n" + MEET)
     said = notebook.do(
         "%%dip\nimport matplotlib.pyplot as plt\nfrom IPython.display import clear_output\n"
-        "for i in range(3):\n    clear_output(wait=True)\n    plt.plot([1, i]); plt.show(); print('frame', i)"
+        "for i in range(3):\n    clear_output(wait=True)\n    plt.figure(figsize=(1, 1)); plt.plot([1, i]); meet(f'frame {i}'); plt.show(); print('frame', i)"
     )
-    assert said.kinds == ["image/png", "text/plain"] and said.lines[-1] == "frame 2"
+    assert len(said.of_type("image/png")) == 1 and said.lines[-1] == "frame 2" and "frame 1" not in said.text
 
 
 # ---- bars

@@ -53,7 +53,9 @@ sys.stdout.buffer.write(b'bytes out\\n'); sys.stderr.buffer.write(b'bytes err\\n
 def test_c_stdio_belongs_to_its_cell_and_keeps_its_place(either: Any) -> None:
     """A printf without newline sits in C's buffer; it must be flushed before the cell's end, not during the next cell."""
     assert "PYTHONUNBUFFERED" not in os.environ
-    results = either.run("import ctypes; libc = ctypes.CDLL(None); libc.printf(b'printf one\\n'); print('python two'); libc.printf(b'three'); None")
+    results = either.run(
+        "import ctypes; libc = ctypes.CDLL(None); libc.printf(b'printf one\\n'); print('python two'); libc.printf(b'three'); None"
+    )
     assert [result.stdout for result in results] == ["printf one\npython two\nthree"] * 2
     assert [result.stdout for result in either.run("print('next')")] == ["next\n"] * 2
 
@@ -112,7 +114,9 @@ print('first is over')
     number = first.number
     first.results()
     either.client.request("watch", {})
-    second = either.run(f"print('second'); open({str(gate)!r}, 'w').close()\nfor r in '01': wait_for({str(done)!r} + r)", wait=False)
+    second = either.run(
+        f"print('second'); open({str(gate)!r}, 'w').close()\nfor r in '01': wait_for({str(done)!r} + r)", wait=False
+    )
     assert [result.stdout for result in second.results()] == ["second\n"] * 2, "the late line is not the second cell's"
     late: dict[int, bytes] = {}
 
@@ -139,12 +143,18 @@ threading.Thread(target=outer).start()
 """,
         ranks=[0],
     )
-    assert plain.run(f"open({str(gate)!r}, 'w').close(); wait_for({str(done)!r}); print('own')", ranks=[0])[0].stdout == "own\n"
+    assert (
+        plain.run(f"open({str(gate)!r}, 'w').close(); wait_for({str(done)!r}); print('own')", ranks=[0])[0].stdout
+        == "own\n"
+    )
 
 
 def test_an_executors_thread_made_by_one_cell_and_used_by_another(plain: Any) -> None:
     """A pool's thread was started in cell one. Whatever the rule says of its prints, they are not lost: they stand in the journal once."""
-    plain.run("from concurrent.futures import ThreadPoolExecutor; pool = ThreadPoolExecutor(1); pool.submit(print, 'made').result()", ranks=[0])
+    plain.run(
+        "from concurrent.futures import ThreadPoolExecutor; pool = ThreadPoolExecutor(1); pool.submit(print, 'made').result()",
+        ranks=[0],
+    )
     plain.run("pool.submit(print, 'pool marker 8431').result()", ranks=[0])
     assert wait_until(lambda: journal_text(plain).count("pool marker 8431\n"), 5, "the line in the journal") == 1
     plain.run("pool.shutdown()", ranks=[0])
@@ -154,7 +164,11 @@ def journal_text(group: Any) -> str:
     from ddip import _client
 
     parts: list[bytes] = []
-    _client.read_journal(group.info()["journal"], 0, lambda kind, cell, rank, body, sequence, stream, time: parts.append(body) if kind == "output" else None)
+    _client.read_journal(
+        group.info()["journal"],
+        0,
+        lambda kind, cell, rank, body, sequence, stream, time: parts.append(body) if kind == "output" else None,
+    )
     return b"".join(parts).decode("utf-8", "replace")
 
 
@@ -162,7 +176,9 @@ def test_a_subprocess_that_outlives_its_cell_writes_under_its_own_cell(either: A
     gate, done = tmp_path / "gate", tmp_path / "done"
     code = f"import subprocess; kept = subprocess.Popen('until [ -e {gate} ]; do sleep 0.01; done; echo late child; touch {done}', shell=True)"
     either.run(code, ranks=[1])
-    second = either.run(f"{GATE}\nopen({str(gate)!r}, 'w').close(); wait_for({str(done)!r}); kept.wait(); print('second')", ranks=[1])
+    second = either.run(
+        f"{GATE}\nopen({str(gate)!r}, 'w').close(); wait_for({str(done)!r}); kept.wait(); print('second')", ranks=[1]
+    )
     assert second[0].stdout == "second\n"
 
 
@@ -177,19 +193,30 @@ def test_the_last_expression_is_a_value_and_is_shown(either: Any) -> None:
     assert [result.value for result in cell.results()] == [42, 42]
 
 
-@pytest.mark.parametrize("code", ["print('x', end='\\r')", "import sys; sys.stdout.writelines(['x', '\\r'])", "import os; os.write(1, b'x\\r'); None"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "print('x', end='\\r')",
+        "import sys; sys.stdout.writelines(['x', '\\r'])",
+        "import os; os.write(1, b'x\\r'); None",
+    ],
+)
 def test_carriage_returns_arrive_as_they_are(plain: Any, code: str) -> None:
     assert [result.stdout for result in plain.run(code)] == ["x\r"] * 2
 
 
 def test_redirected_stdout_stays_the_users(either: Any) -> None:
-    code = "import io, contextlib\nwith contextlib.redirect_stdout(io.StringIO()) as text: print('kept')\ntext.getvalue()"
+    code = (
+        "import io, contextlib\nwith contextlib.redirect_stdout(io.StringIO()) as text: print('kept')\ntext.getvalue()"
+    )
     for result in either.run(code):
         assert result.value == "kept\n" and "kept" not in result.stdout.replace("'kept\\n'", "")
 
 
 def test_a_logging_handler_made_in_one_cell_does_not_break_the_next(either: Any) -> None:
-    either.run("import logging, sys; log = logging.getLogger('t'); log.addHandler(logging.StreamHandler()); log.warning('one')")
+    either.run(
+        "import logging, sys; log = logging.getLogger('t'); log.addHandler(logging.StreamHandler()); log.warning('one')"
+    )
     assert [result.stderr for result in either.run("log.warning('two')")] == ["two\n"] * 2
 
 

@@ -46,7 +46,12 @@ def test_plain_values_come_back_equal(plain: Any, name: str) -> None:
 def test_tensors_come_back_equal_with_dtype_shape_stride_and_grad_flag(torched: Any, tensor: Any) -> None:
     torched.push({"x": tensor})
     back = torched.pull("x", rank=1)
-    assert type(back) is torch.Tensor and (back.dtype, back.shape, back.requires_grad, back.layout) == (tensor.dtype, tensor.shape, tensor.requires_grad, tensor.layout)
+    assert type(back) is torch.Tensor and (back.dtype, back.shape, back.requires_grad, back.layout) == (
+        tensor.dtype,
+        tensor.shape,
+        tensor.requires_grad,
+        tensor.layout,
+    )
     assert torch.equal(back.to_dense().resolve_conj(), tensor.to_dense().resolve_conj())
     if tensor.layout is torch.strided and not tensor.is_conj():
         assert back.stride() == tensor.stride()
@@ -54,12 +59,16 @@ def test_tensors_come_back_equal_with_dtype_shape_stride_and_grad_flag(torched: 
 
 def test_a_requires_grad_leaf_still_learns_over_there(torched: Any) -> None:
     torched.push({"w": torch.ones(3, requires_grad=True)})
-    assert [result.value for result in torched.run("(w * 2).sum().backward(); (w.is_leaf, w.grad.tolist())")] == [(True, [2.0, 2.0, 2.0])] * 2
+    assert [result.value for result in torched.run("(w * 2).sum().backward(); (w.is_leaf, w.grad.tolist())")] == [
+        (True, [2.0, 2.0, 2.0])
+    ] * 2
 
 
 def test_a_parameter_stays_a_parameter(torched: Any) -> None:
     torched.push({"p": torch.nn.Parameter(torch.ones(2))})
-    assert [result.value for result in torched.run("type(p).__name__, p.requires_grad, p.tolist()")] == [("Parameter", True, [1.0, 1.0])] * 2
+    assert [result.value for result in torched.run("type(p).__name__, p.requires_grad, p.tolist()")] == [
+        ("Parameter", True, [1.0, 1.0])
+    ] * 2
 
 
 @pytest.mark.parametrize(
@@ -80,9 +89,12 @@ def test_arrays_come_back_equal_and_writable(plain: Any, array: Any) -> None:
 def test_tensors_that_share_memory_still_do_within_one_push(torched: Any) -> None:
     base = torch.zeros(4)
     torched.push({"whole": base, "part": base[1:3], "apart": base.clone(), "same": base})
-    assert [result.value for result in torched.run("part.fill_(7); (whole.tolist(), apart.tolist(), same is whole or same.data_ptr() == whole.data_ptr())")] == [
-        ([0.0, 7.0, 7.0, 0.0], [0.0] * 4, True)
-    ] * 2
+    assert [
+        result.value
+        for result in torched.run(
+            "part.fill_(7); (whole.tolist(), apart.tolist(), same is whole or same.data_ptr() == whole.data_ptr())"
+        )
+    ] == [([0.0, 7.0, 7.0, 0.0], [0.0] * 4, True)] * 2
     assert base.tolist() == [0.0] * 4, "the client's own memory is untouched"
 
 
@@ -98,7 +110,9 @@ def test_tied_weights_of_a_module_stay_tied(torched: Any) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False))
     model[1].weight = model[0].weight
     torched.push({"model": model})
-    assert [result.value for result in torched.run("model[0].weight is model[1].weight, len(list(model.parameters()))")] == [(True, 1)] * 2
+    assert [
+        result.value for result in torched.run("model[0].weight is model[1].weight, len(list(model.parameters()))")
+    ] == [(True, 1)] * 2
 
 
 def test_a_big_tensor_arrives_writable_and_no_rank_sees_anothers_writes(torched: Any) -> None:
@@ -137,7 +151,9 @@ def test_a_big_tensor_is_one_sealed_file_without_its_bytes_pickled() -> None:
 
 
 def test_modules_round_trip_with_their_weights_and_compute_the_same(torched: Any) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Linear(8, 2)).eval()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Linear(8, 2)
+    ).eval()
     x = torch.randn(3, 4)
     torched.push({"model": model, "x": x})
     for result in torched.run("model(x).tolist()"):
@@ -159,7 +175,9 @@ def test_a_function_made_over_there_comes_back_and_works(plain: Any) -> None:
 
 
 def test_an_instance_of_a_class_of_a_cell_comes_back_usable(plain: Any) -> None:
-    plain.run("class Point:\n    def __init__(self, x): self.x = x\n    def double(self): return 2 * self.x\npoint = Point(4)")
+    plain.run(
+        "class Point:\n    def __init__(self, x): self.x = x\n    def double(self): return 2 * self.x\npoint = Point(4)"
+    )
     assert plain.pull("point").double() == 8
 
 
@@ -170,7 +188,9 @@ def test_a_recursive_function_of_main_travels(plain: Any) -> None:
 
 
 def test_a_function_whose_closure_holds_itself_travels(plain: Any) -> None:
-    fib = main_function("def make():\n    def fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)\n    return fib", "make")()
+    fib = main_function(
+        "def make():\n    def fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)\n    return fib", "make"
+    )()
     plain.push({"fib": fib})
     assert [result.value for result in plain.run("fib(10)")] == [55, 55]
 
@@ -191,7 +211,15 @@ def test_a_non_leaf_tensor_is_refused_with_a_word(torched: Any) -> None:
     assert [found.value for found in torched.run("'good' in globals() or 'deep' in globals()")] == [False, False]
 
 
-@pytest.mark.parametrize("make", [lambda: __import__("socket").socket(), lambda: (n for n in range(3)), lambda: __import__("threading").Lock(), lambda: types.FrameType])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: __import__("socket").socket(),
+        lambda: (n for n in range(3)),
+        lambda: __import__("threading").Lock(),
+        lambda: types.FrameType,
+    ],
+)
 def test_what_cannot_travel_is_named_and_nothing_changes(plain: Any, make: Any) -> None:
     value = make()
     if value is types.FrameType:
@@ -361,4 +389,4 @@ def test_descriptors_and_mappings_do_not_pile_up(plain: Any) -> None:
         plain.pull("x", rank="all")
         plain.run("b'y' * 10000")
     after = held()
-    assert all(late <= early + 6 for early, late in zip(before, after)), (before, after)
+    assert all(late <= early + 6 for early, late in zip(before, after, strict=True)), (before, after)

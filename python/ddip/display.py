@@ -351,9 +351,13 @@ def is_text(body: dict[str, Any]) -> bool:
     return list(body["data"]) == ["text/plain"] and not body["transient"].get("display_id") and body["kind"] != "update"
 
 
+# So many of the newest figures can still turn out to be equal to a late rank's.
+REMEMBERED_FIGURES = 8
+
+
 class Figures:
-    """Rich displays: the k-th of every rank belong together. Equal ones are shown once; of those that are updated in
-    place (bars) only the lowest rank's is shown; others carry their rank."""
+    """Rich displays: the k-th of every rank belong together. Equal ones are shown once, also when one comes late; of
+    those that are updated in place (bars) only the lowest rank's is shown; others carry their rank."""
 
     def __init__(self, screen: Screen, see: list[int]) -> None:
         self._screen = screen
@@ -362,6 +366,7 @@ class Figures:
         self._count = {rank: 0 for rank in see}
         self._waiting: dict[int, tuple[float, dict[int, dict[str, Any]]]] = {}
         self._shown: dict[tuple[int, str], Optional[str]] = {}  # (rank, its display id) → ours; None: not shown
+        self._labelled: dict[int, list[tuple[list[int], Any, Optional[str]]]] = {}  # k → (ranks, data, handle of the label)
 
     def add(self, arrived: float, rank: int, body: dict[str, Any]) -> None:
         identity = body["transient"].get("display_id")
@@ -376,6 +381,12 @@ class Figures:
             return
         number = self._count[rank]
         self._count[rank] += 1
+        for ranks, data, handle in self._labelled.get(number, []):
+            if data == body["data"] and not identity:
+                ranks.append(rank)
+                text = "" if len(ranks) == len(self._see) else prefix(sorted(ranks)).rstrip()
+                self._screen.region(handle, text)
+                return
         self._waiting.setdefault(number, (arrived + PATIENCE, {}))[1][rank] = body
 
     def waits_for(self, rank: int) -> bool:
@@ -401,9 +412,9 @@ class Figures:
     def emit(self, now: float) -> None:
         for number in sorted(self._waiting):
             if self._ready(number, now):
-                self._emit_one(self._waiting.pop(number)[1])
+                self._emit_one(number, self._waiting.pop(number)[1])
 
-    def _emit_one(self, bodies: dict[int, dict[str, Any]]) -> None:
+    def _emit_one(self, number: int, bodies: dict[int, dict[str, Any]]) -> None:
         groups: list[tuple[list[int], dict[str, Any]]] = []
         for rank, body in sorted(bodies.items()):
             for ranks, shown in groups:
@@ -425,8 +436,16 @@ class Figures:
             if hidden:
                 continue
             if len(ranks) < len(self._see) and not updatable:
-                self._screen.append(1, label(ranks))
+                self._label(number, ranks, body["data"])
             self._screen.bundle(body["data"], body["metadata"], handle)
+
+    def _label(self, number: int, ranks: list[int], data: Any) -> None:
+        if not self._screen.rerenders:
+            return self._screen.append(1, label(ranks))
+        handle = self._screen.region(None, prefix(ranks).rstrip())
+        self._labelled.setdefault(number, []).append((ranks, data, handle))
+        while len(self._labelled) > REMEMBERED_FIGURES:
+            del self._labelled[min(self._labelled)]
 
 
 class Quiet:

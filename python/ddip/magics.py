@@ -145,7 +145,7 @@ class DipMagics(Magics):
         name = groups.start_group(flags, "%makedip", lambda line: None)
         self.group = groups.Group._attached(name, self.client_name)
         info = self.group.info()
-        print(f"group {name}: {info['sentence']} ({time.monotonic() - begun:.1f} s); it {life_of(info)}")
+        print(f"group {name}: {info['sentence']} ({time.monotonic() - begun:.1f} s)\n  it {life_of(info)}")
         if checked["verbose"]:
             print(describe_info(info, verbose=True))
 

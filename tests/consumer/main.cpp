@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <iostream>
+#include <map>
 
 int main(int argc, char** argv) {
   using namespace ddip;
@@ -16,9 +17,10 @@ int main(int argc, char** argv) {
 
   client::Client client(client::require_group(runtime, argv[1]), "consumer");
   const uint64_t cell = client.execute({{"ranks", client::json::array()}, {"code", argv[2]}}, {}, 10s, true).cell;
+  std::map<int, std::string> said;  // by rank: output comes in pieces, as it was written
   while (auto event = client.next(cell, 60s)) {
-    if (event->kind == client::RecordKind::output) std::cout << "[" << event->rank << "] " << event->bytes;
-    if (event->kind == client::RecordKind::cell_done) return 0;
+    if (event->kind == client::RecordKind::output) said[event->rank] += event->bytes;
+    if (event->kind == client::RecordKind::cell_done) break;
   }
-  return 1;
+  for (const auto& [rank, text] : said) std::cout << "[" << rank << "] " << text;
 }

@@ -31,7 +31,9 @@ def crc32c(data: bytes) -> int:
     return value ^ 0xFFFFFFFF
 
 
-def header(length: int, checksum: int = 0, *, magic: bytes = b"DDIP", version: int = 1, descriptors: int = 0, reserved: int = 0) -> bytes:
+def header(
+    length: int, checksum: int = 0, *, magic: bytes = b"DDIP", version: int = 1, descriptors: int = 0, reserved: int = 0
+) -> bytes:
     return magic + struct.pack("<BBHII", version, descriptors, reserved, length, checksum)
 
 
@@ -43,7 +45,9 @@ def frame(body: bytes, **changes: Any) -> bytes:
 def pack(value: Any) -> bytes:
     """MessagePack, as far as we need it."""
     if isinstance(value, dict):
-        return b"\xde" + struct.pack(">H", len(value)) + b"".join(pack(key) + pack(entry) for key, entry in value.items())
+        return (
+            b"\xde" + struct.pack(">H", len(value)) + b"".join(pack(key) + pack(entry) for key, entry in value.items())
+        )
     if isinstance(value, bytes):
         return b"\xc6" + struct.pack(">I", len(value)) + value
     if isinstance(value, str):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 from support import processes
 
@@ -34,7 +35,11 @@ class SharedGroups:
     def _start(self, name: str, options: dict[str, Any]) -> Any:
         import ddip
 
-        ours = {"DDIP_RUNTIME_DIR": self._runtime, "XDG_STATE_HOME": self._state, "DDIP_PRELOAD": "torch" if name == "torched" else ""}
+        ours = {
+            "DDIP_RUNTIME_DIR": self._runtime,
+            "XDG_STATE_HOME": self._state,
+            "DDIP_PRELOAD": "torch" if name == "torched" else "",
+        }
         before = {key: os.environ.get(key) for key in ours}
         os.environ.update(ours)
         try:

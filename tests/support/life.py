@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any
 
 from support import processes
 
@@ -48,7 +49,7 @@ class Forked:
             self.pid = 0
 
 
-def fork_holder() -> Optional[int]:
+def fork_holder() -> int | None:
     """In a forked client: a child of it that keeps all its descriptors open and does nothing. Returns its pid."""
     pid = os.fork()
     if pid == 0:

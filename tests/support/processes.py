@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Iterable
 
 from support.waiting import wait_until
 

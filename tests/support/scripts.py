@@ -7,13 +7,14 @@ import select
 import subprocess
 import sys
 import time
-from typing import Any, Mapping, Optional
+from collections.abc import Mapping
+from typing import Any
 
 
 class Script:
     """A Python program under our control; it talks in lines: say(...) to it, hear(...) from it."""
 
-    def __init__(self, source: str, environment: Optional[Mapping[str, str]] = None, start: str = "") -> None:
+    def __init__(self, source: str, environment: Mapping[str, str] | None = None, start: str = "") -> None:
         variables = {**os.environ, **(environment or {})}
         variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         variables["PYTHONUNBUFFERED"] = "1"

@@ -218,9 +218,9 @@ TEST_F(ClientTest, descriptors_of_a_task_travel_with_it_and_too_many_are_refused
 }
 
 TEST_F(ClientTest, flood_that_nobody_takes_gives_way_to_a_gap_and_endings_stay) {
-  constexpr int kBlocks = 400;
+  constexpr int kBlocks = 150;
   std::string block;
-  for (int line = 0; line < 1000; ++line) block += std::string(99, 'l') + "\n";  // 100 kB, so 40 MB in all
+  for (int line = 0; line < 1000; ++line) block += std::string(99, 'l') + "\n";  // 100 kB, so 15 MB in all
   open([&](FakeCoordinator& self, const Message& message) {
     if (message.type == Type::info) return self.say(Type::answer, message.id);
     self.say(Type::accepted, message.id, {{"cell", 1}, {"behind", json::array()}});

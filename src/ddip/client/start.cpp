@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 
 #include <cerrno>
@@ -14,6 +15,7 @@
 
 #include "ddip/base/error.h"
 #include "ddip/base/fd.h"
+#include "ddip/net/local_socket.h"
 
 namespace ddip::client {
 namespace {
@@ -59,10 +61,12 @@ std::string random_hex() {
   return fmt::format("{:016x}", number);
 }
 
-void write_all(int fd, std::string_view bytes) {
+// To a socket, not a pipe: a coordinator that died at once must not kill its caller by SIGPIPE.
+void send_all(int socket, std::string_view bytes) {
   while (!bytes.empty()) {
-    ssize_t count = ::write(fd, bytes.data(), bytes.size());
+    ssize_t count = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && (errno == EPIPE || errno == ECONNRESET)) return;  // it is gone; what it said can still be read
     if (count < 0) throw_errno("hand the configuration over");
     bytes.remove_prefix(static_cast<size_t>(count));
   }
@@ -71,14 +75,14 @@ void write_all(int fd, std::string_view bytes) {
 }  // namespace
 
 json start_group(const StartOptions& options, const std::function<void(const std::string&)>& progress) {
-  auto [config_read, config_write] = make_pipe();
+  auto [config_read, config_write] = net::socket_pair();
   auto [status_read, status_write] = make_pipe();
   json config = options.config;
   config["marker"] = config.at("name").get<std::string>() + "." + random_hex();
   pid_t pid = spawn(options.program, config.at("marker").get<std::string>(), config_read.get(), status_write.get());
   config_read.reset();
   status_write.reset();
-  write_all(config_write.get(), config.dump(-1, ' ', false, json::error_handler_t::replace));
+  send_all(config_write.get(), config.dump(-1, ' ', false, json::error_handler_t::replace));
   config_write.reset();
   ::waitpid(pid, nullptr, 0);  // the first process only forks the detached one and goes
 
@@ -100,7 +104,8 @@ json start_group(const StartOptions& options, const std::function<void(const std
     if (count <= 0) throw PeerLost("the coordinator ended before the group was ready; see its coordinator.log");
     buffer.append(bytes, static_cast<size_t>(count));
     for (size_t end; (end = buffer.find('\n')) != std::string::npos; buffer.erase(0, end + 1)) {
-      json line = json::parse(buffer.substr(0, end));
+      json line = json::parse(buffer.substr(0, end), nullptr, false);
+      if (!line.is_object()) throw ProtocolError("the coordinator said: " + buffer.substr(0, end));
       if (line.contains("error")) {
         std::string why = line.at("error").get<std::string>();
         if (line.value("timed_out", false)) throw TimedOut(why);
