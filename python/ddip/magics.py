@@ -16,6 +16,8 @@ from ddip.errors import ConfigError, PeerLost, RankError, TimedOut
 
 # After so many seconds without news a cell says by itself who is where.
 SILENCE = 10.0
+# After the interrupt that comes before it, Jupyter's request to shut down arrives within this time.
+SHUTDOWN = 0.15
 # So long the second press of stop waits for the new process of a rank that it killed.
 REPLACED = 10.0
 
@@ -151,10 +153,10 @@ class DipMagics(Magics):
 
     def _attach(self, name: str) -> None:
         """Joins a group and shows what this notebook has not seen: first the past, then live what is still running."""
-        begun = time.monotonic()
         self.group = groups.attach(name, self.client_name)
         info = self.group.info()
-        print(f"attached to group {name}: {info['sentence']}, {len(info['cells'])} cells running ({time.monotonic() - begun:.2f} s)")
+        running = len(info["cells"])
+        print(f"attached to group {name}: {info['sentence']}" + (f", {running} cell{'s' if running > 1 else ''} running" if running else ""))
         screen = display.screen_for(self.shell)
         Replay(self.group, screen).run()
 
@@ -283,10 +285,14 @@ class DipMagics(Magics):
                 heard, explained = time.monotonic(), False
                 last_sequence = max(last_sequence, event[4])
                 if event[0] == "input_request":
+                    renderer.pause()
                     answer_input(group, event)
                 else:
                     renderer.show(event)
         except KeyboardInterrupt:
+            if kernel_ends(self.shell):
+                last_sequence = 0  # the next kernel shows this cell from its beginning
+                raise CellInterrupted(f"the kernel ends; cell {cell.number} goes on") from None
             self._stop(cell, renderer)
         finally:
             renderer.finish()
@@ -312,7 +318,7 @@ class DipMagics(Magics):
             self.stuck -= again
             await_replaced(group, lost, before)
         group.interrupt(cell=cell.number)
-        deadline = time.monotonic() + groups.PROMPT
+        deadline = time.monotonic() + groups.PROMPT - SHUTDOWN
         while not cell.finished and time.monotonic() < deadline:
             try:
                 event = cell.pump(max(0.0, min(renderer.tick(), deadline - time.monotonic())))
@@ -576,6 +582,18 @@ class Replay:
             unfinished.discard(cell)
         else:
             self._renderers[cell].show(event)
+
+
+def kernel_ends(shell: Any) -> bool:
+    """Jupyter interrupts a kernel before it restarts or stops it, and that is no press of stop: the cell must go on."""
+    if not hasattr(shell, "kernel"):
+        return False
+    deadline = time.monotonic() + SHUTDOWN
+    while time.monotonic() < deadline:
+        if shell.exit_now:
+            return True
+        time.sleep(0.005)
+    return False
 
 
 def await_replaced(group: groups.Group, ranks: list[int], before: list[int]) -> None:

@@ -20,7 +20,9 @@ int main(int argc, char** argv) {
   std::map<int, std::string> said;  // by rank: output comes in pieces, as it was written
   while (auto event = client.next(cell, 60s)) {
     if (event->kind == client::RecordKind::output) said[event->rank] += event->bytes;
-    if (event->kind == client::RecordKind::cell_done) break;
+    if (event->kind != client::RecordKind::cell_done) continue;
+    for (const auto& [rank, text] : said) std::cout << "[" << rank << "] " << text;
+    return 0;
   }
-  for (const auto& [rank, text] : said) std::cout << "[" << rank << "] " << text;
+  return 1;
 }

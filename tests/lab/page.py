@@ -24,6 +24,12 @@ index => {
 """
 
 
+# What stands in the boxes of input() under a cell.
+QUESTIONS = """
+index => [...document.querySelectorAll('.jp-Notebook .jp-Cell')[index].querySelectorAll('input.jp-Stdin-input')].map(box => box.value)
+"""
+
+
 def open_browser() -> Iterator[Any]:
     import shutil
 
@@ -119,6 +125,14 @@ class Page:
         self._page.locator(".jp-Dialog .jp-mod-accept").click()
         self._page.locator(".jp-Dialog").wait_for(state="detached")
         self.until(lambda: "| Idle" in self.kernel_status(), "the kernel is there again")
+
+    def answer(self, index: int, text: str) -> None:
+        """Into the box that input() opens under the cell; an answered one stays a moment."""
+        self.until(lambda: self._page.evaluate(QUESTIONS, index) == [""], "there is a question")
+        box = self.cell(index).locator("input.jp-Stdin-input")
+        box.fill(text)
+        box.press("Enter")
+        self.until(lambda: text not in self._page.evaluate(QUESTIONS, index), "the answer is taken")
 
     def type(self, index: int, text: str) -> None:
         """At the end of the cell, in edit mode."""

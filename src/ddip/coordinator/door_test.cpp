@@ -219,7 +219,7 @@ TEST_F(DoorTest, real_peer_joins_while_a_thousand_garbage_connections_come) {
   std::atomic<bool> go = true;
   std::atomic<int> sent = 0;
   std::thread flood([&] {
-    std::string garbage(4096, 'g');
+    std::string garbage(8192, 'g');
     for (int number = 0; number < 1000 && go; ++number) {
       try {
         Fd socket = connect();

@@ -4,8 +4,10 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -74,6 +76,16 @@ bool is_plumbing(const std::string& library) {
   return false;
 }
 
+// Copied by the kernel, because the thread runs on: a stack that is gone meanwhile is an error there, not a crash here.
+std::vector<uintptr_t> read_stack(uintptr_t begin, uintptr_t end) {
+  std::vector<uintptr_t> words(std::min(kMaxWords, (end - begin) / sizeof(uintptr_t)));
+  iovec into{words.data(), words.size() * sizeof(uintptr_t)};
+  iovec from{reinterpret_cast<void*>(begin), into.iov_len};
+  ssize_t count = ::process_vm_readv(::getpid(), &into, 1, &from, 1, 0);
+  words.resize(count > 0 ? static_cast<size_t>(count) / sizeof(uintptr_t) : 0);
+  return words;
+}
+
 }  // namespace
 
 std::string native_frame(pid_t thread) {
@@ -93,10 +105,7 @@ std::string native_frame(pid_t thread) {
   std::vector<Mapping> mappings = read_mappings();
   const Mapping* area = find(mappings, stack);
   if (!area) return sleeping;
-  const auto* word = reinterpret_cast<const uintptr_t*>(stack & ~uintptr_t{7});
-  const auto* end = reinterpret_cast<const uintptr_t*>(area->end);
-  for (size_t count = 0; word < end && count < kMaxWords; ++word, ++count) {
-    uintptr_t address = *word;
+  for (uintptr_t address : read_stack(stack & ~uintptr_t{7}, area->end)) {
     const Mapping* code = find(mappings, address);
     Dl_info info{};
     if (!code || !code->executable || ::dladdr(reinterpret_cast<void*>(address), &info) == 0) continue;
