@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any
 
 import pytest
 from lab import server as jupyter
@@ -34,7 +35,9 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def open_notebook(server: jupyter.Server, browser: Any, tmp_path: Path, monkeypatch: Any, request: Any) -> Iterator[Callable[..., Page]]:
+def open_notebook(
+    server: jupyter.Server, browser: Any, tmp_path: Path, monkeypatch: Any, request: Any
+) -> Iterator[Callable[..., Page]]:
     """A new notebook with these cells, the first ones run: the extension, two workers, their rank `r`."""
     for name, value in server.home.environment.items():
         monkeypatch.setenv(name, value)
@@ -76,7 +79,9 @@ def test_a_cell_runs_and_its_output_is_read(open_notebook: Callable[..., Page], 
     assert page.raw.locator("#bold").inner_text() == "bold"
     # Run all stops at the failing cell.
     page.raw.keyboard.press("Escape")
-    page.raw.locator('.jp-Toolbar [data-command="notebook:restart-run-all"], .jp-Toolbar [data-command="runmenu:restart-and-run-all"]').first.click()
+    page.raw.locator(
+        '.jp-Toolbar [data-command="notebook:restart-run-all"], .jp-Toolbar [data-command="runmenu:restart-and-run-all"]'
+    ).first.click()
     page.raw.locator(".jp-Dialog .jp-mod-accept").click()
     page.until(lambda: "boom" in page.output(5) and not page.busy(5), "the failing cell has run", 90)
     page.until(lambda: not page.busy(6), "the cell after it is given up")
@@ -106,7 +111,9 @@ BARS = {
 
 
 @pytest.mark.parametrize("library", list(BARS))
-def test_nested_bars_move_in_one_place_and_other_ranks_are_silent(open_notebook: Callable[..., Page], tmp_path: Path, library: str) -> None:
+def test_nested_bars_move_in_one_place_and_other_ranks_are_silent(
+    open_notebook: Callable[..., Page], tmp_path: Path, library: str
+) -> None:
     source, inner, outer = BARS[library]
     page = open_notebook(source)
     page.watch(3)
@@ -117,7 +124,9 @@ def test_nested_bars_move_in_one_place_and_other_ranks_are_silent(open_notebook:
     states = page.states(3)
     assert len({state for state in states if re.search(inner, state)}) >= 3, states
     for state in states:
-        assert len(re.findall(inner, state)) <= 1 and len(re.findall(outer, state)) <= (2 if library == "fastprogress" else 1), f"one bar, not one per rank:\n{state}"
+        assert len(re.findall(inner, state)) <= 1 and len(re.findall(outer, state)) <= (
+            2 if library == "fastprogress" else 1
+        ), f"one bar, not one per rank:\n{state}"
         assert "[1]" not in state, f"rank 1 is silent:\n{state}"
         assert "<div" not in state and "\x1b" not in state, f"no raw markup:\n{state}"
         assert len(state.strip().splitlines()) <= 2, f"one region, redrawn in place:\n{state}"
@@ -125,7 +134,9 @@ def test_nested_bars_move_in_one_place_and_other_ranks_are_silent(open_notebook:
 
 
 @pytest.mark.parametrize("place", ["sleep", "loop"])
-def test_stop_ends_a_cell_and_keeps_processes_and_variables(open_notebook: Callable[..., Page], tmp_path: Path, place: str) -> None:
+def test_stop_ends_a_cell_and_keeps_processes_and_variables(
+    open_notebook: Callable[..., Page], tmp_path: Path, place: str
+) -> None:
     body = {"sleep": "time.sleep(600)", "loop": "while True: pass"}[place]
     page = open_notebook(f"%%dip\nkept = 'since before'\nprint('in')\n{body}", "%%dip\nprint(kept, r)")
     pids = the_group().pids
@@ -135,13 +146,19 @@ def test_stop_ends_a_cell_and_keeps_processes_and_variables(open_notebook: Calla
         page.press_stop()
         page.until(lambda: not page.busy(3), "the prompt is back")
     assert watch.seconds < PROMPT_BACK
-    assert "KeyboardInterrupt" in page.output(3) and "interrupted on ranks 0, 1" in page.output(3) and "magics.py" not in page.output(3)
+    assert (
+        "KeyboardInterrupt" in page.output(3)
+        and "interrupted on ranks 0, 1" in page.output(3)
+        and "magics.py" not in page.output(3)
+    )
     page.screenshot(tmp_path / "stopped.png")
     assert page.run(4) == ["[0] since before 0", "[1] since before 1"]
     assert the_group().pids == pids
 
 
-def test_stop_ends_a_blocked_gloo_all_reduce_and_one_call_rebuilds(open_notebook: Callable[..., Page], tmp_path: Path) -> None:
+def test_stop_ends_a_blocked_gloo_all_reduce_and_one_call_rebuilds(
+    open_notebook: Callable[..., Page], tmp_path: Path
+) -> None:
     pytest.importorskip("torch")
     page = open_notebook(
         "%%dip\nimport torch, torch.distributed as dist\ndist.init_process_group('gloo')\nkept = r",
@@ -168,7 +185,9 @@ def test_stop_ends_a_blocked_gloo_all_reduce_and_one_call_rebuilds(open_notebook
 
 
 @pytest.mark.parametrize("attach", ["%makedip --attach", "%makedip"])
-def test_the_kernel_restarts_in_the_middle_and_every_line_comes_once(open_notebook: Callable[..., Page], tmp_path: Path, attach: str) -> None:
+def test_the_kernel_restarts_in_the_middle_and_every_line_comes_once(
+    open_notebook: Callable[..., Page], tmp_path: Path, attach: str
+) -> None:
     count, gate = 300, tmp_path / "gate"
     page = open_notebook(
         f"%%dip\nfor i in range(1, {count + 1}):\n    print('line', i)\n    if i == 100:\n        while not os.path.exists({str(gate)!r}): time.sleep(0.01)",
@@ -214,7 +233,9 @@ def test_an_async_cells_output_appears_under_its_own_cell(open_notebook: Callabl
     gates[1].touch()
     page.until(lambda: "async 1" in page.lines(3), "output of the async cell while nothing runs")
     assert page.run(5)[-1] == "'done'"
-    assert page.lines(3)[1:] == ["async 0", "[0] rank 0", "[1] rank 1", "async 1", "[0] rank 0", "[1] rank 1"], page.lines(3)
+    assert page.lines(3)[1:] == ["async 0", "[0] rank 0", "[1] rank 1", "async 1", "[0] rank 0", "[1] rank 1"], (
+        page.lines(3)
+    )
     assert page.lines(4) == ["local begins", "local ends"]
     page.screenshot(tmp_path / "async.png")
 
@@ -226,10 +247,14 @@ def test_input_on_one_rank_is_answered_in_the_browser(open_notebook: Callable[..
     page.screenshot(tmp_path / "asked.png")
     page.answer(3, "Ada")
     page.until(lambda: not page.busy(3), "answered")
-    assert page.lines(3)[-1] == "[1] hello Ada" and sum("your name" in line for line in page.lines(3)) == 1, page.lines(3)
+    assert page.lines(3)[-1] == "[1] hello Ada" and sum("your name" in line for line in page.lines(3)) == 1, page.lines(
+        3
+    )
 
 
-def test_debug_after_an_error_is_a_conversation_with_one_rank(open_notebook: Callable[..., Page], tmp_path: Path) -> None:
+def test_debug_after_an_error_is_a_conversation_with_one_rank(
+    open_notebook: Callable[..., Page], tmp_path: Path
+) -> None:
     page = open_notebook("%%dip\ndef broken(secret):\n    return 1 / 0\nbroken(40 + r)", "%%dip --ranks 1\n%debug")
     page.run(3)
     page.start(4)
@@ -237,12 +262,19 @@ def test_debug_after_an_error_is_a_conversation_with_one_rank(open_notebook: Cal
     page.answer(4, "q")
     page.until(lambda: not page.busy(4), "left")
     talk = page.lines(4)[-3:]
-    assert re.match(r"\[1\] ipdb> +p secret", talk[0]) and talk[1] == "41" and re.match(r"\[1\] ipdb> +q", talk[2]), page.lines(4)
+    assert re.match(r"\[1\] ipdb> +p secret", talk[0]) and talk[1] == "41" and re.match(r"\[1\] ipdb> +q", talk[2]), (
+        page.lines(4)
+    )
     page.screenshot(tmp_path / "debug.png")
 
 
 def test_tab_completes_a_name_that_only_the_workers_know(open_notebook: Callable[..., Page], tmp_path: Path) -> None:
-    page = open_notebook("%%dip\nonly_on_workers_alpha = 1; only_on_workers_beta = 2", "%autodip on", "only_on_w", "print(only_on_workers_alpha)")
+    page = open_notebook(
+        "%%dip\nonly_on_workers_alpha = 1; only_on_workers_beta = 2",
+        "%autodip on",
+        "only_on_w",
+        "print(only_on_workers_alpha)",
+    )
     page.run(3)
     page.run(4)
     page.type(5, "")
@@ -278,8 +310,8 @@ dist.init_process_group('gloo')
 rank = dist.get_rank()
 print('rank', rank, 'of', dist.get_world_size())""",
     """torch.manual_seed(0)
-net = torch.nn.Sequential(torch.nn.Linear(2, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
-model = DistributedDataParallel(net)
+layers = torch.nn.Linear(2, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1)
+model = DistributedDataParallel(torch.nn.Sequential(*layers))
 optimizer = torch.optim.Adam(model.parameters(), 0.01)
 
 torch.manual_seed(rank)                       # each rank has its own data
@@ -291,16 +323,22 @@ for epoch in tqdm(range(300)):
     optimizer.zero_grad(); loss.backward(); optimizer.step()
     losses.append(loss.item())
 print(f'loss {loss.item():.4f} on my data')
-print(f'sum of the weights {sum(p.sum() for p in net.parameters()).item():.6f}')""",
+print(f'sum of the weights {sum(p.sum() for p in model.parameters()).item():.6f}')""",
     """import matplotlib.pyplot as plt
 dist.all_reduce(total := torch.tensor(losses))
-plt.figure(figsize=(5, 2)); plt.semilogy(total / 2); plt.xlabel('epoch'); plt.ylabel('loss');""",
+plt.figure(figsize=(5, 2)); plt.semilogy(total / 2)
+plt.xlabel('epoch'); plt.ylabel('loss');""",
 ]
 
 
-def test_a_small_training_session_looks_as_in_the_readme(server: jupyter.Server, browser: Any, tmp_path: Path, monkeypatch: Any, open_notebook: Any) -> None:
+def test_a_small_training_session_looks_as_in_the_readme(
+    server: jupyter.Server, browser: Any, tmp_path: Path, monkeypatch: Any, open_notebook: Any
+) -> None:
     pytest.importorskip("torch")
-    server.write("training.ipynb", ["import os, ddip.magics; os.environ['DDIP_PRELOAD'] = 'torch'; ddip.magics._warned = True", *TRAINING])
+    server.write(
+        "training.ipynb",
+        ["import os, ddip.magics; os.environ['DDIP_PRELOAD'] = 'torch'; ddip.magics._warned = True", *TRAINING],
+    )
     page = Page(browser, server.url_of("training.ipynb"))
     try:
         for index in range(5):
@@ -308,7 +346,11 @@ def test_a_small_training_session_looks_as_in_the_readme(server: jupyter.Server,
         assert page.lines(2) == ["[0] rank 0 of 2", "[1] rank 1 of 2"]
         output = page.lines(3)
         assert any("300/300" in line for line in output), output
-        assert sum(line.startswith("[0] loss") for line in output) == sum(line.startswith("[1] loss") for line in output) == 1
+        assert (
+            sum(line.startswith("[0] loss") for line in output)
+            == sum(line.startswith("[1] loss") for line in output)
+            == 1
+        )
         assert sum(line.startswith("sum of the weights") for line in output) == 1, "the replicas agree"
         assert page.cell(4).locator("img").count() == 1
         page.select(0)
@@ -316,7 +358,7 @@ def test_a_small_training_session_looks_as_in_the_readme(server: jupyter.Server,
         page.raw.keyboard.press("d")
         page.raw.wait_for_function("document.querySelectorAll('.jp-Notebook .jp-Cell').length === 4")
         picture = os.environ.get("DDIP_PICTURES")  # a folder: make the README's picture anew
-        page.raw.set_viewport_size({"width": 860, "height": 1050})
+        page.raw.set_viewport_size({"width": 860, "height": 1110})
         page.screenshot(Path(picture) / "notebook.png" if picture else tmp_path / "training.png")
     finally:
         page.close()

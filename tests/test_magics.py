@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from ddip.group import default_name
 from lab.shell import TerminalShell, open_shell, plain_text
 from lab.terminal import Terminal
 from support import processes
 from support.waiting import Stopwatch, wait_until
 
 import ddip
-from ddip.group import default_name
 
 pytest.importorskip("IPython", reason="the magics need IPython")
 
@@ -147,7 +148,9 @@ def test_another_shape_is_refused_once_a_cell_has_run_and_r_replaces(shell: Term
     shell.do("%%dip --async job\nimport time\nprint('begun'); time.sleep(600)")
     before = ddip.attach(default_name()).pids
     text = shell.run("%makedip -n 3").usage_error()
-    assert default_name() in text and "cell 1" in text and f"--attach {default_name()}" in text and "-r -n 3" in text, text
+    assert default_name() in text and "cell 1" in text and f"--attach {default_name()}" in text and "-r -n 3" in text, (
+        text
+    )
     assert ddip.attach(default_name()).pids == before, "a refusal changes nothing"
     assert "3 CPU workers" in shell.do("%makedip -r -n 3").out
     processes.assert_gone(before, 2.0)
@@ -205,8 +208,12 @@ def test_a_group_that_died_is_named_once_and_the_next_makedip_starts_anew(shell:
 
 
 def test_flags_of_the_workers_reach_them(shell: TerminalShell) -> None:
-    shell.do("%makedip -n 2 --env COLOUR=green --env 'SPACED=a b' --threads 1 --seed 5 --start exec --gc off -t 50 --idle 30m --name flags")
-    said = shell.do("%%dip\nimport os\nprint(os.environ['COLOUR'], os.environ['SPACED'], os.environ['OMP_NUM_THREADS'])")
+    shell.do(
+        "%makedip -n 2 --env COLOUR=green --env 'SPACED=a b' --threads 1 --seed 5 --start exec --gc off -t 50 --idle 30m --name flags"
+    )
+    said = shell.do(
+        "%%dip\nimport os\nprint(os.environ['COLOUR'], os.environ['SPACED'], os.environ['OMP_NUM_THREADS'])"
+    )
     assert said.out == "green a b 1\n"
     info = ddip.attach("flags").info()
     assert info["agent"]["start"] == "exec" and info["seed"] == 5 and info["idle"] == 1800
@@ -227,7 +234,12 @@ def test_gpus_in_the_users_order(shell: TerminalShell, monkeypatch: Any) -> None
 
 
 def test_help_is_printed_not_raised(shell: TerminalShell) -> None:
-    for line, flags in (("%makedip -h", ["--workers", "--attach"]), ("%makedip --help", ["--gpus"]), ("%%dip -h\npass", ["--ranks"]), ("%dip -h", ["--ranks"])):
+    for line, flags in (
+        ("%makedip -h", ["--workers", "--attach"]),
+        ("%makedip --help", ["--gpus"]),
+        ("%%dip -h\npass", ["--ranks"]),
+        ("%dip -h", ["--ranks"]),
+    ):
         text = shell.do(line).out
         assert all(flag in text for flag in flags), text
     assert ddip.groups() == []
@@ -301,7 +313,9 @@ def test_help_is_printed_not_raised(shell: TerminalShell) -> None:
         ("%%dip --ranks 1-\n1", ["1-"]),
     ],
 )
-def test_bad_input_is_one_line_that_names_what_and_what_was_expected(shell: TerminalShell, home: Any, line: str, words: list[str]) -> None:
+def test_bad_input_is_one_line_that_names_what_and_what_was_expected(
+    shell: TerminalShell, home: Any, line: str, words: list[str]
+) -> None:
     text = shell.run(line).usage_error()
     assert all(word in text for word in words), text
     assert processes.of_runtime(str(home)) == [], "a refused request starts nothing"
@@ -326,7 +340,9 @@ def test_a_gpu_that_is_not_there_lists_those_that_are(shell: TerminalShell, monk
     assert "no GPU" in shell.run("%makedip -g 7").usage_error()
 
 
-@pytest.mark.parametrize("line", ["%%dip --ranks 2\n1", "%%dip --see 5\n1", "%%dip --ranks 0,0\n1", "%dipull r -r 9", "%dipull r -r 0,1"])
+@pytest.mark.parametrize(
+    "line", ["%%dip --ranks 2\n1", "%%dip --see 5\n1", "%%dip --ranks 0,0\n1", "%dipull r -r 9", "%dipull r -r 0,1"]
+)
 def test_ranks_that_are_not_there_are_refused(dip: TerminalShell, line: str) -> None:
     dip.run(line).usage_error()
     assert dip.do("%%dip\nprint('next')").out == "next\n"
@@ -351,14 +367,21 @@ def test_the_older_spelling_of_the_place_works(dip: TerminalShell, plain: Any) -
     dip.do("%%dip --to local\nb = 1")
     dip.do("%%dip --to both\nc = 1")
     assert [name for name in "abc" if name in dip.names] == ["b", "c"]
-    assert [result.value for result in plain.run("''.join(name for name in 'abc' if name in globals())")] == ["ac", "ac"]
+    assert [result.value for result in plain.run("''.join(name for name in 'abc' if name in globals())")] == [
+        "ac",
+        "ac",
+    ]
 
 
 def test_everywhere_runs_here_first_and_stops_if_that_fails(dip: TerminalShell, plain: Any) -> None:
     said = dip.do("%%dip everywhere\nimport os; print('in', os.environ.get('RANK', 'notebook'))")
     assert said.out.splitlines() == ["in notebook", "[0] in 0", "[1] in 1"]
     failed = dip.run("%%dip everywhere\nsent = 1\nraise ValueError('here')")
-    assert failed.error is not None and "not sent to the workers" in failed.text and failed.text.count("ValueError: here") == 1
+    assert (
+        failed.error is not None
+        and "not sent to the workers" in failed.text
+        and failed.text.count("ValueError: here") == 1
+    )
     assert plain.run("'sent' in globals()")[0].value is False
 
 
@@ -438,7 +461,10 @@ def test_verbose_gives_time_and_memory_of_each_rank(dip: TerminalShell) -> None:
 
 def test_out_binds_the_results_in_rank_order(dip: TerminalShell) -> None:
     dip.do("%%dip --out results\nprint('said', r)\n10 * r")
-    assert [(result.rank, result.value, result.stdout) for result in dip.names["results"]] == [(0, 0, "said 0\n"), (1, 10, "said 1\n")]
+    assert [(result.rank, result.value, result.stdout) for result in dip.names["results"]] == [
+        (0, 0, "said 0\n"),
+        (1, 10, "said 1\n"),
+    ]
     dip.do("%%dip --out results --ranks 1\nr")
     assert [result.rank for result in dip.names["results"]] == [1]
 
@@ -497,7 +523,9 @@ def test_syntax_errors_point_at_the_line(dip: TerminalShell) -> None:
 
 def test_a_dead_rank_is_named_with_its_last_lines(shell: TerminalShell) -> None:
     shell.do("%makedip -n 2")
-    failed = shell.run("%%dip\nimport os, signal\nprint('last words', flush=True)\nif os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)")
+    failed = shell.run(
+        "%%dip\nimport os, signal\nprint('last words', flush=True)\nif os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)"
+    )
     assert "rank 1 is lost" in failed.text and "last words" in failed.text
     assert "Traceback" not in failed.text
 
@@ -538,7 +566,9 @@ def test_breakpoint_stops_one_rank_for_questions(dip: TerminalShell, monkeypatch
 def test_async_returns_at_once_and_binds_a_cell(dip: TerminalShell, tmp_path: Any) -> None:
     gate = tmp_path / "gate"
     with Stopwatch() as watch:
-        said = dip.do(f"%%dip --async job\nimport time, os\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\nprint('through'); r")
+        said = dip.do(
+            f"%%dip --async job\nimport time, os\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\nprint('through'); r"
+        )
     assert watch.seconds < 5 and "job" in said.out
     job = dip.names["job"]
     assert job.status == "running" and not job.done() and not job.wait(0.05)
@@ -608,7 +638,10 @@ def test_under_autodip_our_magics_work_and_others_run_there(dip: TerminalShell) 
 
 def test_under_autodip_a_cell_may_begin_with_a_magic_line(dip: TerminalShell) -> None:
     dip.do("%autodip on")
-    assert dip.do("%env WHERE=there\nprint('after', os.environ['WHERE'], r)").out.splitlines()[-2:] == ["[0] after there 0", "[1] after there 1"]
+    assert dip.do("%env WHERE=there\nprint('after', os.environ['WHERE'], r)").out.splitlines()[-2:] == [
+        "[0] after there 0",
+        "[1] after there 1",
+    ]
     assert "WHERE" not in os.environ
 
 
@@ -643,12 +676,16 @@ def test_tab_sees_the_workers_names_under_autodip_only(dip: TerminalShell) -> No
 def test_tab_does_not_wait_for_a_busy_rank(dip: TerminalShell, tmp_path: Any) -> None:
     dip.do("%autodip on")
     gate = tmp_path / "gate"
-    dip.do(f"%%dip --async job\nimport os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\nfinished = 1")
+    dip.do(
+        f"%%dip --async job\nimport os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\nfinished = 1"
+    )
     with Stopwatch() as watch:
         assert completions(dip, "only_on_w") == []
     assert watch.seconds < 2
     gate.touch()
-    assert dip.names["job"].wait(20) and dip.names["job"].status == "done", "completion does not disturb the running cell"
+    assert dip.names["job"].wait(20) and dip.names["job"].status == "done", (
+        "completion does not disturb the running cell"
+    )
 
 
 def test_inspection_sees_the_workers_objects_under_autodip(dip: TerminalShell) -> None:
@@ -666,7 +703,10 @@ def test_inspection_sees_the_workers_objects_under_autodip(dip: TerminalShell) -
 def test_push_and_pull_move_values(dip: TerminalShell, plain: Any) -> None:
     dip.do("a, b, double = [1, 2], {'k': 'v'}, lambda x: 2 * x")
     dip.do("%dipush a b double")
-    assert [result.value for result in plain.run("(a, b, double(r))")] == [([1, 2], {"k": "v"}, 0), ([1, 2], {"k": "v"}, 2)]
+    assert [result.value for result in plain.run("(a, b, double(r))")] == [
+        ([1, 2], {"k": "v"}, 0),
+        ([1, 2], {"k": "v"}, 2),
+    ]
     dip.do("%%dip\nmine = 'of ' + str(r); a.append(r)")
     dip.do("%dipull mine a")
     assert dip.names["mine"] == "of 0" and dip.names["a"] == [1, 2, 0]
@@ -765,7 +805,9 @@ def test_in_a_real_terminal_ctrl_c_ends_the_cell_and_keeps_everything(home: Any)
         terminal.type("%load_ext ddip")
         terminal.type("%makedip -n 2 --on-exit stop")
         terminal.read_until("2 CPU workers")
-        terminal.type_cell("%%dip", "import os, time; kept = 5; print('pid', os.getpid())", "while True: time.sleep(0.01)")
+        terminal.type_cell(
+            "%%dip", "import os, time; kept = 5; print('pid', os.getpid())", "while True: time.sleep(0.01)"
+        )
         text = terminal.read_until("[1] pid ")
         pids = processes.of_runtime(str(home))
         with Stopwatch() as watch:

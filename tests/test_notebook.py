@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 import pytest
 from lab.kernel import Home, Kernel, open_kernel
@@ -96,7 +97,9 @@ def test_plain_output_is_one_stream_with_ranks(notebook: Kernel) -> None:
 
 def test_the_footer_comes_after_the_output(notebook: Kernel) -> None:
     lines = notebook.do("%%dip -v\nprint('out')").lines
-    assert lines[0] == "out" and re.fullmatch(r"rank 0: [\d.]+ s, memory \d+ MiB \([+-][\d.]+\), peak \d+ MiB", lines[1]), lines
+    assert lines[0] == "out" and re.fullmatch(
+        r"rank 0: [\d.]+ s, memory \d+ MiB \([+-][\d.]+\), peak \d+ MiB", lines[1]
+    ), lines
 
 
 # ---- rich display
@@ -109,28 +112,41 @@ def test_a_picture_that_is_equal_on_all_ranks_is_shown_once(notebook: Kernel) ->
 
 def test_pictures_that_differ_carry_their_rank(notebook: Kernel) -> None:
     said = notebook.do("%%dip\nfrom PIL import Image\nImage.new('RGB', (8, 8), ['red', 'blue'][r])")
-    assert sorted(said.kinds) == ["image/png", "image/png", "text/plain", "text/plain"] and said.kinds[::2] == ["text/plain"] * 2
+    assert (
+        sorted(said.kinds) == ["image/png", "image/png", "text/plain", "text/plain"]
+        and said.kinds[::2] == ["text/plain"] * 2
+    )
     assert sorted(said.of_type("text/plain")[::2]) == ["[0]", "[1]"]
 
 
 def test_an_equal_picture_that_comes_late_is_not_shown_again(notebook: Kernel) -> None:
-    said = notebook.do("%%dip\nfrom PIL import Image\nfrom IPython.display import display\ntime.sleep(0.8 * r)\ndisplay(Image.new('RGB', (8, 8), 'green'))")
+    said = notebook.do(
+        "%%dip\nfrom PIL import Image\nfrom IPython.display import display\ntime.sleep(0.8 * r)\ndisplay(Image.new('RGB', (8, 8), 'green'))"
+    )
     assert len(said.of_type("image/png")) == 1 and "[" not in said.text.replace("size=", ""), said.text
 
 
 def test_a_picture_of_one_rank_alone_carries_its_rank(notebook: Kernel) -> None:
-    said = notebook.do("%%dip\nfrom PIL import Image\nfrom IPython.display import display\nif r == 1: display(Image.new('RGB', (8, 8)))")
+    said = notebook.do(
+        "%%dip\nfrom PIL import Image\nfrom IPython.display import display\nif r == 1: display(Image.new('RGB', (8, 8)))"
+    )
     assert said.kinds == ["text/plain", "image/png"] and said.lines[0] == "[1]"
-    assert notebook.do("%%dip --ranks 1\nImage.new('RGB', (8, 8))").kinds == ["image/png"], "where one rank runs there is nothing to tell apart"
+    assert notebook.do("%%dip --ranks 1\nImage.new('RGB', (8, 8))").kinds == ["image/png"], (
+        "where one rank runs there is nothing to tell apart"
+    )
 
 
 def test_matplotlib_figures_appear_between_the_text_around_them(notebook: Kernel) -> None:
     notebook.do("%%dip\nimport matplotlib.pyplot as plt\nplt.figure(figsize=(1, 1)); plt.show()")
     notebook.do("%%dip\n" + MEET)
-    said = notebook.do("%%dip\nprint('before')\nplt.figure(figsize=(1, 1)); plt.plot([1, 2, 3])\nmeet('figure'); plt.show()\nprint('after')")
+    said = notebook.do(
+        "%%dip\nprint('before')\nplt.figure(figsize=(1, 1)); plt.plot([1, 2, 3])\nmeet('figure'); plt.show()\nprint('after')"
+    )
     assert said.kinds == ["text/plain", "image/png", "text/plain"]
     assert [output.data["text/plain"] for output in said.all][::2] == ["before", "after"]
-    assert notebook.do("%%dip\nplt.plot([3, 2, 1]);").kinds == ["image/png"], "shown at the cell's end without plt.show()"
+    assert notebook.do("%%dip\nplt.plot([3, 2, 1]);").kinds == ["image/png"], (
+        "shown at the cell's end without plt.show()"
+    )
 
 
 def test_matplotlib_under_autodip(notebook: Kernel) -> None:
@@ -142,7 +158,9 @@ def test_matplotlib_under_autodip(notebook: Kernel) -> None:
 
 
 def test_html_and_other_reprs_travel(notebook: Kernel) -> None:
-    said = notebook.do("%%dip\nfrom IPython.display import HTML, Markdown, Latex, display\ndisplay(HTML('<b>bold</b>'), Markdown('*x*'))")
+    said = notebook.do(
+        "%%dip\nfrom IPython.display import HTML, Markdown, Latex, display\ndisplay(HTML('<b>bold</b>'), Markdown('*x*'))"
+    )
     assert said.of_type("text/html") == ["<b>bold</b>"] and said.of_type("text/markdown") == ["*x*"]
     said = notebook.do("%%dip\nclass Table:\n    def _repr_html_(self): return f'<i>{r}</i>'\nTable()")
     assert said.of_type("text/html") == ["<i>0</i>", "<i>1</i>"]
@@ -159,12 +177,18 @@ def test_a_display_that_is_updated_shows_its_last_state_once(notebook: Kernel) -
 
 
 def test_clear_output_wipes_what_each_rank_said_before(notebook: Kernel) -> None:
-    assert notebook.do("%%dip\nfrom IPython.display import clear_output\nprint('old', r); clear_output(); print('new')").lines == ["new"]
-    assert notebook.do("%%dip\nfor i in range(10):\n    clear_output(wait=True)\n    print('frame', i)").lines == ["frame 9"]
+    assert notebook.do(
+        "%%dip\nfrom IPython.display import clear_output\nprint('old', r); clear_output(); print('new')"
+    ).lines == ["new"]
+    assert notebook.do("%%dip\nfor i in range(10):\n    clear_output(wait=True)\n    print('frame', i)").lines == [
+        "frame 9"
+    ]
 
 
 def test_clear_output_of_one_rank_leaves_the_others(notebook: Kernel) -> None:
-    said = notebook.do("%%dip\nfrom IPython.display import clear_output\nprint('old', r)\nif r == 0: clear_output()\nprint('new', r)")
+    said = notebook.do(
+        "%%dip\nfrom IPython.display import clear_output\nprint('old', r)\nif r == 0: clear_output()\nprint('new', r)"
+    )
     assert sorted(said.lines) == ["[0] new 0", "[1] new 1", "[1] old 1"]
 
 
@@ -182,7 +206,12 @@ def test_clear_output_replaces_figures(notebook: Kernel) -> None:
 
 def test_tqdm_ends_as_one_bar_of_the_lowest_rank(notebook: Kernel) -> None:
     said = notebook.do("%%dip\nfrom tqdm.auto import tqdm\nfor i in tqdm(range(50)): time.sleep(0.002 * (r + 1))")
-    assert len(said.lines) == 1 and "100%" in said.lines[0] and "50/50" in said.lines[0] and said.lines[0].startswith("[0] "), said.lines
+    assert (
+        len(said.lines) == 1
+        and "100%" in said.lines[0]
+        and "50/50" in said.lines[0]
+        and said.lines[0].startswith("[0] ")
+    ), said.lines
 
 
 def test_nested_tqdm_with_text_between_keeps_the_text_once(notebook: Kernel) -> None:
@@ -191,13 +220,19 @@ def test_nested_tqdm_with_text_between_keeps_the_text_once(notebook: Kernel) -> 
         "    for j in tqdm(range(20), desc='inner', leave=False): time.sleep(0.001)\n    tqdm.write(f'epoch {i}')"
     )
     assert [line for line in said.lines if line.startswith("epoch")] == ["epoch 0", "epoch 1", "epoch 2"], said.lines
-    assert sum("outer" in line for line in said.lines) == 1 and not any("inner" in line for line in said.lines), said.lines
+    assert sum("outer" in line for line in said.lines) == 1 and not any("inner" in line for line in said.lines), (
+        said.lines
+    )
 
 
 def test_rich_and_fastprogress_leave_no_raw_markup(notebook: Kernel) -> None:
-    said = notebook.do("%%dip\nfrom rich.progress import track\nfor i in track(range(20), description='work'): time.sleep(0.005)")
+    said = notebook.do(
+        "%%dip\nfrom rich.progress import track\nfor i in track(range(20), description='work'): time.sleep(0.005)"
+    )
     assert len(said.lines) == 1 and "work" in said.lines[0] and "100%" in said.lines[0], said.lines
-    said = notebook.do("%%dip\nfrom fastprogress import progress_bar\nfor i in progress_bar(range(20)): time.sleep(0.005)")
+    said = notebook.do(
+        "%%dip\nfrom fastprogress import progress_bar\nfor i in progress_bar(range(20)): time.sleep(0.005)"
+    )
     assert "<" not in said.text.replace("[20/20 00:00<00:00]", "") and len(said.lines) <= 1, said.text
 
 
@@ -217,10 +252,17 @@ def test_run_all_stops_at_the_failing_cell(home: Path, tmp_path: Path) -> None:
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
 
-    sources = ["%load_ext ddip", "%makedip -n 2 --on-exit stop", "%%dip\nimport os\nassert os.environ['RANK'] != '1', 'here'", "%%dip local\nopen('after', 'w').close()"]
+    sources = [
+        "%load_ext ddip",
+        "%makedip -n 2 --on-exit stop",
+        "%%dip\nimport os\nassert os.environ['RANK'] != '1', 'here'",
+        "%%dip local\nopen('after', 'w').close()",
+    ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
     with pytest.raises(CellExecutionError) as error:
-        NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute(env=dict(os.environ))
+        NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute(
+            env=dict(os.environ)
+        )
     text = plain_text(str(error.value))
     assert "rank 1 (1 of 2 ranks)" in text and "AssertionError: here" in text
     assert not (tmp_path / "after").exists()
@@ -228,7 +270,13 @@ def test_run_all_stops_at_the_failing_cell(home: Path, tmp_path: Path) -> None:
 
 
 def test_bad_input_is_one_line_on_stderr(notebook: Kernel) -> None:
-    for source in ("%makedip --wrokers 2", "%%dip --raks 0\n1", "%dipull nothing_there", "%makedip -g 7", "%makedip --slurm"):
+    for source in (
+        "%makedip --wrokers 2",
+        "%%dip --raks 0\n1",
+        "%dipull nothing_there",
+        "%makedip -g 7",
+        "%makedip --slurm",
+    ):
         said = notebook.run(source)
         assert said.kinds == ["stderr"] and len(said.lines) == 1 and said.lines[0].startswith("UsageError: "), said.text
 
@@ -258,7 +306,9 @@ def test_a_restarted_kernel_finds_its_group_and_every_line_once(home: Path, tmp_
     for first in open_kernel(environment, str(tmp_path)):
         first.do("%load_ext ddip")
         first.do("%makedip -n 2")
-        first.do(f"%%dip --async job\nimport os, time\nfor i in range(1, 1001):\n    print('line', i)\n    if i == 500:\n        while not os.path.exists({str(gate)!r}): time.sleep(0.01)")
+        first.do(
+            f"%%dip --async job\nimport os, time\nfor i in range(1, 1001):\n    print('line', i)\n    if i == 500:\n        while not os.path.exists({str(gate)!r}): time.sleep(0.01)"
+        )
         pids = ddip.attach(own_name(tmp_path), "looker").pids
     for second in open_kernel(environment, str(tmp_path)):
         second.do("%load_ext ddip")
@@ -279,8 +329,9 @@ def test_a_kernel_that_is_killed_leaves_its_group(home: Path, tmp_path: Path) ->
         kernel.do("%load_ext ddip")
         kernel.do("%makedip -n 2")
         kernel.do("%%dip\nkept = 41")
-        os.kill(kernel.pid, signal.SIGKILL)
-        wait_until(lambda: not processes.alive(kernel.pid), 10, "the kernel is dead")
+        pid = kernel.pid
+        os.kill(pid, signal.SIGKILL)
+    processes.assert_gone([pid], 10.0, "the kernel")
     group = ddip.attach(own_name(tmp_path), "looker")
     assert [result.value for result in group.run("kept + 1")] == [42, 42]
     group.stop()
@@ -292,7 +343,9 @@ def test_torch_trains_in_cells_and_replicas_agree(kernel: Kernel, tmp_path: Path
     kernel.do("%makedip -n 2")
     kernel.do("%autodip on")
     kernel.do("import torch, torch.distributed as dist\ndist.init_process_group('gloo')")
-    kernel.do("torch.manual_seed(0)\nmodel = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))\noptimizer = torch.optim.SGD(model.parameters(), 0.1)")
+    kernel.do(
+        "torch.manual_seed(0)\nmodel = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))\noptimizer = torch.optim.SGD(model.parameters(), 0.1)"
+    )
     said = kernel.do(
         "torch.manual_seed(dist.get_rank())\nfor step in range(5):\n    loss = model(torch.randn(8, 4)).square().mean()\n"
         "    optimizer.zero_grad(); loss.backward(); optimizer.step()\n    print('step', step)"
@@ -300,7 +353,9 @@ def test_torch_trains_in_cells_and_replicas_agree(kernel: Kernel, tmp_path: Path
     assert said.lines == [f"step {i}" for i in range(5)]
     kernel.do("weights = model.module.weight.detach().clone()")
     kernel.do("%dipull -r all weights")
-    assert kernel.do("%%dip local\nimport torch\nprint(torch.equal(*weights), weights[0].shape)").lines == ["True torch.Size([1, 4])"]
+    assert kernel.do("%%dip local\nimport torch\nprint(torch.equal(*weights), weights[0].shape)").lines == [
+        "True torch.Size([1, 4])"
+    ]
 
 
 def test_a_flood_is_elided_with_one_marker(kernel: Kernel) -> None:
@@ -312,4 +367,6 @@ def test_a_flood_is_elided_with_one_marker(kernel: Kernel) -> None:
     assert len(markers) == 1 and "%diplog" in markers[0]
     assert said.lines[0] == "line 0" and said.lines[-1] == "line 99999"
     kept = len(said.lines) - 1
-    assert 100_000 <= int(re.sub(r"\D", "", markers[0])) + kept <= 200_000, "a line counts twice where one rank was late"
+    assert 100_000 <= int(re.sub(r"\D", "", markers[0])) + kept <= 200_000, (
+        "a line counts twice where one rank was late"
+    )

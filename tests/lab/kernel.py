@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Iterator, Mapping
+from typing import Any
 
 from lab.shell import plain_text
 
@@ -89,7 +90,9 @@ def open_kernel(environment: Mapping[str, str], folder: str) -> Iterator[Kernel]
     import nbformat
     from nbclient import NotebookClient
 
-    client = NotebookClient(nbformat.v4.new_notebook(), timeout=60, kernel_name="python3", resources={"metadata": {"path": folder}})
+    client = NotebookClient(
+        nbformat.v4.new_notebook(), timeout=60, kernel_name="python3", resources={"metadata": {"path": folder}}
+    )
     with client.setup_kernel(env={**os.environ, **environment}):
         yield Kernel(client)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any
 
 PATIENCE = 60.0
 
@@ -36,7 +37,9 @@ def open_browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
+        )
         try:
             yield browser
         finally:
@@ -118,10 +121,14 @@ class Page:
         return self.lines(index)
 
     def press_stop(self) -> None:
-        self._page.locator('.jp-Toolbar [data-command="notebook:interrupt-kernel"], .jp-Toolbar jp-button[data-command="notebook:interrupt-kernel"]').first.click()
+        self._page.locator(
+            '.jp-Toolbar [data-command="notebook:interrupt-kernel"], .jp-Toolbar jp-button[data-command="notebook:interrupt-kernel"]'
+        ).first.click()
 
     def restart_kernel(self) -> None:
-        self._page.locator('.jp-Toolbar [data-command="notebook:restart-kernel"], .jp-Toolbar jp-button[data-command="notebook:restart-kernel"]').first.click()
+        self._page.locator(
+            '.jp-Toolbar [data-command="notebook:restart-kernel"], .jp-Toolbar jp-button[data-command="notebook:restart-kernel"]'
+        ).first.click()
         self._page.locator(".jp-Dialog .jp-mod-accept").click()
         self._page.locator(".jp-Dialog").wait_for(state="detached")
         self.until(lambda: "| Idle" in self.kernel_status(), "the kernel is there again")

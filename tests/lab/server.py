@@ -12,8 +12,9 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Iterator, Optional
+from typing import Any
 
 from lab.kernel import Home
 
@@ -25,7 +26,7 @@ SETTINGS = {
 }
 
 
-def missing() -> Optional[str]:
+def missing() -> str | None:
     """Why there can be no browser test here; None if there can."""
     import importlib.util
 
@@ -48,7 +49,14 @@ class Server:
         variables = {**os.environ, **self.home.environment, "DDIP_PRELOAD": ""}
         for name in ("JPY_SESSION_NAME", "PYTHONUNBUFFERED", "PYTEST_CURRENT_TEST"):
             variables.pop(name, None)
-        for name, place in (("JUPYTER_CONFIG_DIR", "config"), ("JUPYTER_DATA_DIR", "data"), ("JUPYTER_RUNTIME_DIR", "run"), ("IPYTHONDIR", "ipython"), ("JUPYTERLAB_SETTINGS_DIR", "settings"), ("JUPYTERLAB_WORKSPACES_DIR", "workspaces")):
+        for name, place in (
+            ("JUPYTER_CONFIG_DIR", "config"),
+            ("JUPYTER_DATA_DIR", "data"),
+            ("JUPYTER_RUNTIME_DIR", "run"),
+            ("IPYTHONDIR", "ipython"),
+            ("JUPYTERLAB_SETTINGS_DIR", "settings"),
+            ("JUPYTERLAB_WORKSPACES_DIR", "workspaces"),
+        ):
             variables[name] = str(self._private / place)
         for name, settings in SETTINGS.items():
             path = self._private / "settings" / f"{name}.jupyterlab-settings"
@@ -59,7 +67,9 @@ class Server:
             sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", "--port=0", "--allow-root",
             f"--IdentityProvider.token={self._token}", f"--ServerApp.root_dir={self.notebooks}", "--ServerApp.terminals_enabled=False",
         ]  # fmt: skip
-        self._process = subprocess.Popen(command, env=variables, stdout=self._log, stderr=self._log, start_new_session=True)
+        self._process = subprocess.Popen(
+            command, env=variables, stdout=self._log, stderr=self._log, start_new_session=True
+        )
         self._url = self._await_url()
 
     def _await_url(self) -> str:

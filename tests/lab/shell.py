@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Iterator, Optional
+from typing import Any
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -21,7 +22,7 @@ class Said:
 
     out: str
     err: str
-    error: Optional[BaseException]
+    error: BaseException | None
     value: Any
 
     @property

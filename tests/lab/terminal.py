@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Mapping, Optional
+from collections.abc import Mapping
+from typing import Any
 
 from lab.shell import plain_text
 
@@ -20,10 +21,23 @@ COMMAND = [
 
 
 class Terminal:
-    def __init__(self, environment: Optional[Mapping[str, str]] = None) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         ours, theirs = pty.openpty()
-        variables = {**os.environ, "TERM": "dumb", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **(environment or {})}
-        self._process = subprocess.Popen(COMMAND, env=variables, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=control_terminal)
+        variables = {
+            **os.environ,
+            "TERM": "dumb",
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            **(environment or {}),
+        }
+        self._process = subprocess.Popen(
+            COMMAND,
+            env=variables,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=control_terminal,
+        )
         os.close(theirs)
         self._screen = ours
         self._unread = ""

@@ -41,7 +41,7 @@ class RankDisplayHook(DisplayHook):
 
     def quiet(self) -> bool:
         """IPython looks into its history, and workers have none."""
-        source = self.shell.source
+        source = getattr(self.shell, "source", "")
         return ";" in source and self.semicolon_at_end_of_expression(source)
 
     def finish_displayhook(self) -> None:

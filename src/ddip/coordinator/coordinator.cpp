@@ -280,7 +280,8 @@ struct Coordinator::Core {
   }
 
   static bool interested(const Session& session, const Record& entry) {
-    if (!session.follows_all) return session.cells.contains(entry.cell);
+    // Who asked for a cell knows that it started.
+    if (!session.follows_all) return session.cells.contains(entry.cell) && entry.kind != RecordKind::cell_started;
     return !session.only_unfinished || entry.cell >= session.first_cell;
   }
 
@@ -390,18 +391,19 @@ struct Coordinator::Core {
     Request& request = requests.open({0, session.number, message.id, message.body.value("silent", false), ranks, {},
                                       message.body.value("first_line", ""), wall_seconds()});
     session.cells.insert(request.cell);
-    // `behind` also tells the client about ranks that are stuck, so that a cell never queues in silence.
-    session.channel->send({Type::accepted, wire::kNoRank, members.epoch, message.id, {{"cell", request.cell}, {"behind", std::move(behind)}}, {}});
-    if (!request.silent) {
-      ++user_cells;
-      json about = {{"ranks", ranks}, {"client", session.client}, {"source", message.body.value("code", "")}, {"name", message.body.value("name", "")}};
-      record(false, request.cell, RecordKind::cell_started, wire::kNoRank, 0, about.dump(-1, ' ', false, json::error_handler_t::replace), session.number);
-    }
-    message.body["ranks"] = ranks;
-    message.id = request.cell;
+    json about = {{"ranks", ranks}, {"client", session.client}, {"source", message.body.value("code", "")}, {"name", message.body.value("name", "")}};
+    uint64_t client_number = std::exchange(message.id, request.cell);
+    message.body["ranks"] = std::move(ranks);
     message.epoch = members.epoch;
     message.rank = wire::kNoRank;
+    // The workers first: they begin while we keep books. Their answers cannot overtake what we say below, because they
+    // are read on a later turn.
     events.to_agent(std::move(message));
+    // `behind` also tells the client about ranks that are stuck, so that a cell never queues in silence.
+    session.channel->send({Type::accepted, wire::kNoRank, members.epoch, client_number, {{"cell", request.cell}, {"behind", std::move(behind)}}, {}});
+    if (request.silent) return;
+    ++user_cells;
+    record(false, request.cell, RecordKind::cell_started, wire::kNoRank, 0, about.dump(-1, ' ', false, json::error_handler_t::replace), session.number);
   }
 
   void on_interrupt(Session& session, const Message& message) {

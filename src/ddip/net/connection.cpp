@@ -43,14 +43,13 @@ struct Connection::Core : std::enable_shared_from_this<Connection::Core> {
     try {
       for (int turn = 0; turn < kReadsPerTurn && !closed; ++turn) {
         if (!read_once()) return;
-        deliver();
       }
     } catch (const std::exception& error) {
       close(error.what());
     }
   }
 
-  // False when there is nothing more to read now.
+  // False when there is nothing more to read now: a short read has emptied the socket.
   bool read_once() {
     scratch.resize(kReadBytes);
     ssize_t count = receive(socket.get(), scratch, received, MSG_DONTWAIT);
@@ -60,7 +59,8 @@ struct Connection::Core : std::enable_shared_from_this<Connection::Core> {
       return false;
     }
     reader.feed({scratch.data(), static_cast<size_t>(count)});
-    return true;
+    deliver();
+    return static_cast<size_t>(count) == scratch.size();
   }
 
   void deliver() {

@@ -14,8 +14,19 @@
 namespace ddip::wire {
 namespace {
 
+namespace fs = std::filesystem;
+
+// Beside this source. ccache makes __FILE__ relative to the build folder, which lies somewhere above the program.
+fs::path manual_path() {
+  const fs::path source = fs::path(__FILE__).parent_path() / "WIRE.md";
+  for (fs::path folder = fs::read_symlink("/proc/self/exe").parent_path(); folder != folder.root_path(); folder = folder.parent_path()) {
+    if (fs::exists(folder / source)) return folder / source;
+  }
+  return source;
+}
+
 std::string read_manual() {
-  std::ifstream file(std::filesystem::path(__FILE__).parent_path() / "WIRE.md");
+  std::ifstream file(manual_path());
   return {std::istreambuf_iterator<char>(file), {}};
 }
 

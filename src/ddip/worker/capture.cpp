@@ -36,8 +36,7 @@ Capture::Capture(net::Loop& loop, Sink sink, Full full)
   std::setvbuf(stderr, nullptr, _IOLBF, 0);
   std::lock_guard lock(mutex_);
   for (Stream stream : {Stream::out, Stream::err}) {
-    auto pipe = make_pipe(0, stream, static_cast<int>(stream));
-    watch(pipe);
+    watch({make_pipe(0, stream, static_cast<int>(stream))});
   }
 }
 
@@ -59,13 +58,16 @@ std::shared_ptr<Capture::Pipe> Capture::make_pipe(uint64_t cell, Stream stream, 
 }
 
 // The pipe is owned by pipes_ alone: its own watch must not keep it, or neither would ever go.
-void Capture::watch(const std::shared_ptr<Pipe>& pipe) {
-  loop_.post([this, weak = std::weak_ptr<Pipe>(pipe)] {
-    auto known = weak.lock();
-    if (!known) return;
-    known->readable = loop_.when_readable(known->read_end.get(), [this, weak] {
-      if (auto pipe = weak.lock()) on_readable(pipe);
-    });
+// All in one message to the loop's thread: it is woken once per cell.
+void Capture::watch(std::vector<std::weak_ptr<Pipe>> pipes) {
+  loop_.post([this, pipes = std::move(pipes)] {
+    for (const std::weak_ptr<Pipe>& weak : pipes) {
+      auto known = weak.lock();
+      if (!known) continue;
+      known->readable = loop_.when_readable(known->read_end.get(), [this, weak] {
+        if (auto pipe = weak.lock()) on_readable(pipe);
+      });
+    }
   });
 }
 
@@ -73,7 +75,7 @@ void Capture::on_readable(const std::shared_ptr<Pipe>& pipe) {
   if (full_ && full_()) {
     pipe->readable.cancel();
     pipe->paused = loop_.after(kPause, [this, weak = std::weak_ptr<Pipe>(pipe)] {
-      if (auto known = weak.lock()) watch(known);
+      if (auto known = weak.lock()) watch({known});
     });
     return;
   }
@@ -86,11 +88,13 @@ void Capture::on_readable(const std::shared_ptr<Pipe>& pipe) {
 
 void Capture::switch_to(uint64_t cell) {
   std::lock_guard lock(mutex_);
+  std::vector<std::weak_ptr<Pipe>> fresh;
   for (Stream stream : {Stream::out, Stream::err}) {
-    if (cell != 0) watch(make_pipe(cell, stream, static_cast<int>(stream)));
+    if (cell != 0) fresh.push_back(make_pipe(cell, stream, static_cast<int>(stream)));
     else if (::dup2(pipes_.at({0, stream})->write_end.get(), static_cast<int>(stream)) < 0) throw_errno("dup2 for output");
   }
   last_words_come_from(pipes_.at({cell, Stream::out})->read_end.get(), pipes_.at({cell, Stream::err})->read_end.get());
+  if (!fresh.empty()) watch(std::move(fresh));
 }
 
 // Under the lock. What lies in the pipe now, without waiting; not until it is empty, for a flood never ends.

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "ddip/base/fd.h"
 #include "ddip/net/loop.h"
@@ -40,7 +41,7 @@ class Capture {
  private:
   struct Pipe;
   void read_some(Pipe& pipe);
-  void watch(const std::shared_ptr<Pipe>& pipe);
+  void watch(std::vector<std::weak_ptr<Pipe>> pipes);
   void on_readable(const std::shared_ptr<Pipe>& pipe);
   std::shared_ptr<Pipe> make_pipe(uint64_t cell, Stream stream, int target);
 
