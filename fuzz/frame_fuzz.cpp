@@ -73,7 +73,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (size_t index = 0; index < whole.frames.size(); ++index) {
     const Frame& frame = whole.frames[index];
     DDIP_CHECK(frame.body == pieces.frames[index].body, "a cut changes nothing");
-    DDIP_CHECK(!frame.body.empty() && frame.body.size() <= kCap && frame.descriptors <= kMaxDescriptors, "within the limits");
+    DDIP_CHECK(!frame.body.empty() && frame.body.size() <= kCap && frame.descriptors <= kMaxDescriptors,
+               "within the limits");
     again += encode_frame(frame.body, frame.descriptors);
   }
   DDIP_CHECK(bytes.compare(0, again.size(), again) == 0, "nothing but what was there");

@@ -553,6 +553,17 @@ def test_debug_after_an_error_walks_the_failed_frame_of_one_rank(dip: TerminalSh
     assert "of rank 1" in dip.do("%%dip --ranks 1\n%debug").out
 
 
+def test_after_a_debugger_stop_still_ends_a_cell(dip: TerminalShell, monkeypatch: Any) -> None:
+    answers = iter(["c", "c"])
+    monkeypatch.setattr("builtins.input", lambda prompt="": next(answers))
+    dip.do("%%dip --ranks 1\nbreakpoint()\npass")
+    dip.do("%%dip --ranks 1\nimport pdb; pdb.set_trace()\npass")
+    dip.do("%%dip --async job --ranks 1\nprint('in'); time.sleep(600)")
+    wait_until(lambda: (1, "in") in dip.names["job"]._lines, 20, "rank 1 sleeps")
+    dip.names["job"].cancel()
+    assert dip.names["job"].wait(10) and dip.names["job"].status == "interrupted"
+
+
 def test_breakpoint_stops_one_rank_for_questions(dip: TerminalShell, monkeypatch: Any) -> None:
     answers = iter(["p 'seen ' + str(r)", "c"])
     monkeypatch.setattr("builtins.input", lambda prompt="": next(answers))

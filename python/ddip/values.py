@@ -79,7 +79,9 @@ class Unpacking:
     namespace: Optional[dict[str, Any]] = None
 
 
-def restore_tensor(storage: Any, dtype: Any, offset: int, size: Any, stride: Any, requires_grad: bool, was_cuda: bool) -> Any:
+def restore_tensor(
+    storage: Any, dtype: Any, offset: int, size: Any, stride: Any, requires_grad: bool, was_cuda: bool
+) -> Any:
     import torch
 
     tensor = torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
@@ -134,7 +136,15 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         plain = tensor.detach().cpu() if was_cuda else tensor.detach()
         memory = plain.untyped_storage()
         holder = self._storages.setdefault(memory.data_ptr() or id(memory), Storage(memory))
-        arguments = (holder, plain.dtype, plain.storage_offset(), tuple(plain.size()), plain.stride(), tensor.requires_grad, was_cuda)
+        arguments = (
+            holder,
+            plain.dtype,
+            plain.storage_offset(),
+            tuple(plain.size()),
+            plain.stride(),
+            tensor.requires_grad,
+            was_cuda,
+        )
         return restore_tensor_from, arguments
 
 

@@ -14,27 +14,30 @@ class Runner:
     def __init__(self, control: Any) -> None:
         self._control = control
         self._collect = os.environ.get("DDIP_GC", "1") == "1"
-        self._open = 0  # the task whose ending is still owed
+        self._inbox: list[Any] = []  # the task at hand, until its ending is written
+        self._begun = False  # it must not begin twice
 
     def run_until_stopped(self) -> int:
         """Returns the process's exit code."""
         while True:
             try:
-                task = self._control.next_task(1000)
-                if task is None:
-                    continue
-                if task is False:
+                if not self._inbox:
+                    # All of it in C: a signal handler of the user's that raises cannot lose the task between two lines.
+                    self._inbox.extend(map(self._control.next_task, (1000,)))
+                if self._inbox[0] is False:
                     return 0
-                self.run_one(*task)
-            except KeyboardInterrupt:
-                self._end_open_task()  # a stray SIGINT between cells is nobody's
+                if self._inbox[0] is not None:
+                    self.run_one(*self._inbox[0])
+                self._inbox.clear()
+            except BaseException as error:
+                self._end_broken_task(error)
 
     def run_one(self, cell: int, body: dict[str, Any], descriptors: list[int]) -> None:
         begun = time.perf_counter()
         ending: dict[str, Any] = {}
         payload: list[int] = []
         failed: Optional[BaseException] = None
-        self._open = cell
+        self._begun = True
         streams.set_current_cell(cell)
         self._control.enter(cell)
         try:
@@ -48,19 +51,23 @@ class Runner:
         streams.set_current_cell(0)
         ending["seconds"] = time.perf_counter() - begun
         self._control.finish(cell, ending, payload)
-        self._open = 0
+        self._inbox.clear()
+        self._begun = False
         if self._collect and body.get("kind", "cell") == "cell" and ending["seconds"] > 0.05:
             gc.collect()
 
-    def _end_open_task(self) -> None:
-        """A SIGINT handler of the user's own raises anywhere, in our lines too; the task has an ending all the same."""
-        while self._open:
+    def _end_broken_task(self, error: BaseException) -> None:
+        """A signal handler of the user's own, an alarm say, raises anywhere, in our lines too. The task has an ending all
+        the same; between cells the error is nobody's."""
+        while self._begun:
             try:
-                self._control.leave()
-                streams.set_current_cell(0)
-                self._control.finish(self._open, {"outcome": "interrupted", "seconds": 0.0})
-                self._open = 0
-            except KeyboardInterrupt:
+                if self._inbox:
+                    self._control.leave()
+                    streams.set_current_cell(0)
+                    self._control.finish(self._inbox[0][0], {**tasks.failure(error), "seconds": 0.0})
+                    self._inbox.clear()
+                self._begun = False
+            except BaseException:
                 continue
 
     def _leave(self) -> None:
@@ -69,7 +76,7 @@ class Runner:
             try:
                 self._control.leave()
                 return
-            except KeyboardInterrupt:
+            except BaseException:
                 continue
 
 

@@ -97,6 +97,20 @@ def ask_the_front_end(control: Any) -> None:
 
     builtins.input = ask
     getpass.getpass = ask_secretly
+    keep_debuggers_from_sigint()
+
+
+def keep_debuggers_from_sigint() -> None:
+    """After `continue` pdb takes SIGINT for itself, for ever: stop would open a debugger instead of ending the cell."""
+    import pdb
+
+    begin = pdb.Pdb.__init__
+
+    def begin_without_sigint(self: pdb.Pdb, *args: Any, **kwargs: Any) -> None:
+        begin(self, *args, **kwargs)
+        self.nosigint = True  # type: ignore[attr-defined]
+
+    pdb.Pdb.__init__ = begin_without_sigint  # type: ignore[method-assign]
 
 
 def inherit_cell_in_threads() -> None:

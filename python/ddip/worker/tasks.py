@@ -116,7 +116,10 @@ def call(control: Any, cell: int, body: dict[str, Any], descriptors: list[int]) 
     try:
         return {"outcome": "ok", "value": {"packed": True}}, [values.pack(result).release()]
     except Exception as error:
-        return {"outcome": "ok", "value": {"repr": shell.safe_repr(result), "why": f"it cannot be pickled: {error}"}}, []
+        return {
+            "outcome": "ok",
+            "value": {"repr": shell.safe_repr(result), "why": f"it cannot be pickled: {error}"},
+        }, []
 
 
 def stage(control: Any, cell: int, body: dict[str, Any], descriptors: list[int]) -> Ending:

@@ -44,7 +44,9 @@ struct FakeWorker {
   std::string who;
   std::vector<int> descriptors;
 
-  void say(Type type, uint64_t id, json body) const { net::send_blocking(socket, wire::encode({type, 99, 0, id, std::move(body), {}})); }
+  void say(Type type, uint64_t id, json body) const {
+    net::send_blocking(socket, wire::encode({type, 99, 0, id, std::move(body), {}}));
+  }
 
   void output(uint64_t cell, const std::string& text) const {
     say(Type::output, cell, {{"stream", 1}, {"bytes", json::binary(std::vector<uint8_t>(text.begin(), text.end()))}});
@@ -53,11 +55,12 @@ struct FakeWorker {
   [[noreturn]] void live() const {
     json about = {{"pid", ::getpid()}, {"who", who}, {"descriptors", descriptors.size()}};
     about["listener"] = descriptors.size() > 2 && is_listener(descriptors[2]);
-    say(Type::ready, incarnation, about);
-    net::BlockingReader reader(socket);
     try {
+      say(Type::ready, incarnation, about);
+      net::BlockingReader reader(socket);
       for (;;) {
-        for (net::Parcel& parcel : reader.read_available()) on_message(wire::decode(parcel.body), parcel.descriptors.size());
+        for (net::Parcel& parcel : reader.read_available())
+          on_message(wire::decode(parcel.body), parcel.descriptors.size());
       }
     } catch (const PeerLost&) {
     }
@@ -94,12 +97,13 @@ struct FakeWorker {
 
 [[noreturn]] void fake_warm_parent(int socket, const std::string& mode) {
   ::signal(SIGINT, SIG_IGN);
+  std::set<pid_t> children;
   auto say = [&](Message message) { net::send_blocking(socket, wire::encode(message)); };
   if (mode == "dies at once") ::_exit(4);
-  if (mode != "never warm") say({Type::warmed, wire::kNoRank, 0, 0, {{"unsafe", mode == "unsafe" ? "CUDA was initialised by an import" : ""}}, {}});
   net::BlockingReader reader(socket);
-  std::set<pid_t> children;
   try {
+    json report = {{"unsafe", mode == "unsafe" ? "CUDA was initialised by an import" : ""}};
+    if (mode != "never warm") say({Type::warmed, wire::kNoRank, 0, 0, std::move(report), {}});
     for (;;) {
       pollfd event{socket, POLLIN, 0};
       ::poll(&event, 1, 5);
@@ -109,7 +113,16 @@ struct FakeWorker {
           ++child;
           continue;
         }
-        say({Type::child_exited, wire::kNoRank, 0, 0, {{"pid", *child}, {"exit_code", ending.exit_code}, {"signal", ending.signal}, {"why", ddip::describe(ending)}, {"max_rss_kib", ending.max_rss_kib}}, {}});
+        say({Type::child_exited,
+             wire::kNoRank,
+             0,
+             0,
+             {{"pid", *child},
+              {"exit_code", ending.exit_code},
+              {"signal", ending.signal},
+              {"why", ddip::describe(ending)},
+              {"max_rss_kib", ending.max_rss_kib}},
+             {}});
         child = children.erase(child);
       }
       if (!event.revents) continue;
@@ -124,7 +137,11 @@ struct FakeWorker {
         if (pid == 0) {
           ::setpgid(0, 0);
           ::close(socket);
-          FakeWorker worker{parcel.descriptors.at(0).get(), message.rank, message.id, message.body.at("environment").value("WHO", ""), {}};
+          FakeWorker worker{parcel.descriptors.at(0).get(),
+                            message.rank,
+                            message.id,
+                            message.body.at("environment").value("WHO", ""),
+                            {}};
           for (Fd& fd : parcel.descriptors) worker.descriptors.push_back(fd.release());
           if (mode == "child exits at once") ::_exit(6);
           worker.live();
@@ -136,7 +153,12 @@ struct FakeWorker {
           int status = 0;
           ::waitpid(pid, &status, 0);
           children.erase(pid);
-          say({Type::child_exited, wire::kNoRank, 0, 0, {{"pid", pid}, {"exit_code", WEXITSTATUS(status)}, {"signal", 0}, {"why", "exit code 6"}}, {}});
+          say({Type::child_exited,
+               wire::kNoRank,
+               0,
+               0,
+               {{"pid", pid}, {"exit_code", WEXITSTATUS(status)}, {"signal", 0}, {"why", "exit code 6"}},
+               {}});
         }
         if (mode == "slow to tell") ::usleep(100000);
         say({Type::forked, message.rank, 0, message.id, {{"pid", pid}}, {}});
@@ -166,7 +188,8 @@ const bool kIsFake = [] {
   std::vector<std::string> arguments = own_arguments();
   if (arguments.size() < 5 || arguments[1] != "-m" || arguments[2] != "ddip.worker") return false;
   if (arguments[3] == "warm") fake_warm_parent(std::atoi(arguments[4].c_str()), value_of("FAKE"));
-  FakeWorker worker{3, std::atoi(arguments.at(4).c_str()), std::strtoull(arguments.at(5).c_str(), nullptr, 10), value_of("WHO"), {}};
+  FakeWorker worker{
+      3, std::atoi(arguments.at(4).c_str()), std::strtoull(arguments.at(5).c_str(), nullptr, 10), value_of("WHO"), {}};
   for (int index = 0; index < std::atoi(arguments.at(6).c_str()); ++index) worker.descriptors.push_back(3 + index);
   worker.live();
 }();
@@ -183,8 +206,8 @@ class AgentTest : public testing::Test {
     for (int round = 0; round < 400 && !living().empty(); ++round) ::usleep(5000);
     EXPECT_EQ(living(), std::vector<pid_t>{}) << "processes outlived their agent";
     sweep("DDIP_GROUP", marker_, {});
-    while (::waitpid(-1, nullptr, WNOHANG) > 0) {
-    }
+    // The agent made us the parent of orphans: none is left to the next test.
+    for (int round = 0; round < 400 && ::waitpid(-1, nullptr, WNOHANG) >= 0; ++round) ::usleep(1000);
   }
 
   void open(Start start, const std::string& mode = "", Fd store_listener = {}, std::string python = "/proc/self/exe") {
@@ -194,7 +217,8 @@ class AgentTest : public testing::Test {
     options.environment = {{"FAKE", mode}};
     options.start = start;
     options.store_listener = std::move(store_listener);
-    agent = std::make_unique<Agent>(loop, std::move(options), [this](Message message) { emitted.push_back(std::move(message)); });
+    agent = std::make_unique<Agent>(loop, std::move(options),
+                                    [this](Message message) { emitted.push_back(std::move(message)); });
   }
 
   static std::string own_path() {
@@ -205,9 +229,12 @@ class AgentTest : public testing::Test {
   }
 
   void spawn(int rank, uint64_t incarnation = 1) {
-    agent->on_message({Type::spawn, rank, 1, incarnation, {{"environment", {{"WHO", "rank " + std::to_string(rank)}}}}, {}});
+    agent->on_message(
+        {Type::spawn, rank, 1, incarnation, {{"environment", {{"WHO", "rank " + std::to_string(rank)}}}}, {}});
   }
-  void kill(int rank, uint64_t incarnation = 1) { agent->on_message({Type::kill, rank, 0, incarnation, json::object(), {}}); }
+  void kill(int rank, uint64_t incarnation = 1) {
+    agent->on_message({Type::kill, rank, 0, incarnation, json::object(), {}});
+  }
   void execute(int rank, uint64_t cell, const std::string& what) {
     agent->on_message({Type::execute, wire::kNoRank, 1, cell, {{"ranks", {rank}}, {"do", what}}, {}});
   }
@@ -220,7 +247,8 @@ class AgentTest : public testing::Test {
   }
   // The first of this type from this rank; fails the test if it does not come.
   const Message& await(Type type, int rank) {
-    EXPECT_TRUE(net::run_until(loop, [&] { return find(type, rank) != nullptr; })) << wire::name_of(type) << " of rank " << rank << " did not come";
+    EXPECT_TRUE(net::run_until(loop, [&] { return find(type, rank) != nullptr; }))
+        << wire::name_of(type) << " of rank " << rank << " did not come";
     static const Message none{};
     const Message* found = find(type, rank);
     return found ? *found : none;
@@ -423,7 +451,8 @@ TEST_F(AgentTest, unsafe_warm_parent_means_exec_and_a_note) {
   open(Start::fork, "unsafe");
   spawn(0);
   EXPECT_EQ(await(Type::joined, 0).body.at("who"), "rank 0");
-  EXPECT_NE(await(Type::host_note, wire::kNoRank).body.at("text").get<std::string>().find("CUDA was initialised"), std::string::npos);
+  EXPECT_NE(await(Type::host_note, wire::kNoRank).body.at("text").get<std::string>().find("CUDA was initialised"),
+            std::string::npos);
   EXPECT_EQ(agent->describe().at("start"), "exec");
 }
 
@@ -480,7 +509,8 @@ TEST_F(AgentTest, workers_outlive_their_warm_parent_and_their_end_is_still_told)
   pid_t pid = await(Type::joined, 0).body.at("pid").get<pid_t>();
   pid_t warm = agent->describe().at("warm_parent").get<pid_t>();
   ::kill(warm, SIGKILL);
-  EXPECT_NE(await(Type::host_note, wire::kNoRank).body.at("text").get<std::string>().find("workers live on"), std::string::npos);
+  EXPECT_NE(await(Type::host_note, wire::kNoRank).body.at("text").get<std::string>().find("workers live on"),
+            std::string::npos);
   EXPECT_TRUE(alive(pid));
   execute(0, 1, "print and exit");
   EXPECT_EQ(await(Type::exited, 0).body.at("exit_code"), 3) << "we are their parent now";

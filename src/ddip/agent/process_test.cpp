@@ -24,13 +24,16 @@ std::pair<Fd, Fd> make_pipe() {
 std::string read_to_end(const Fd& fd) {
   std::string text;
   char bytes[4096];
-  for (ssize_t count; (count = ::read(fd.get(), bytes, sizeof bytes)) > 0;) text.append(bytes, static_cast<size_t>(count));
+  for (ssize_t count; (count = ::read(fd.get(), bytes, sizeof bytes)) > 0;)
+    text.append(bytes, static_cast<size_t>(count));
   return text;
 }
 
 Fd file_with(const std::string& text) {
   Fd file(::memfd_create("process_test", MFD_CLOEXEC));
-  if (::write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()) || ::lseek(file.get(), 0, SEEK_SET) != 0) std::abort();
+  if (::write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()) ||
+      ::lseek(file.get(), 0, SEEK_SET) != 0)
+    std::abort();
   return file;
 }
 
@@ -81,7 +84,8 @@ TEST(Process, descriptors_become_three_four_and_so_on_whatever_their_numbers_wer
   Fd far(::fcntl(second.get(), F_DUPFD_CLOEXEC, 100));
   Command command;
   command.descriptors = {far.get(), first.get(), first.get()};
-  EXPECT_EQ(run_shell("cat <&3; echo; cat /proc/self/fd/4; echo; cat /proc/self/fd/5", command), "second\nfirst\nfirst");
+  EXPECT_EQ(run_shell("cat <&3; echo; cat /proc/self/fd/4; echo; cat /proc/self/fd/5", command),
+            "second\nfirst\nfirst");
 }
 
 TEST(Process, places_may_be_swapped) {
@@ -107,9 +111,12 @@ TEST(Process, nothing_else_is_inherited) {
   Fd given = file_with("x");
   Command command;
   command.descriptors = {given.get()};
-  EXPECT_EQ(run_shell("cd /proc/self/fd; for fd in *; do echo $fd; done", command).substr(0, 8), "0\n1\n2\n3\n") << "0-3 are there";
+  EXPECT_EQ(run_shell("cd /proc/self/fd; for fd in *; do echo $fd; done", command).substr(0, 8), "0\n1\n2\n3\n")
+      << "0-3 are there";
   // The shell itself may have opened the folder, but nothing of ours.
-  EXPECT_EQ(run_shell("test -e /proc/self/fd/" + std::to_string(leak.get() < 10 ? 50 : leak.get()) + " && echo leaked", command), "");
+  EXPECT_EQ(run_shell("test -e /proc/self/fd/" + std::to_string(leak.get() < 10 ? 50 : leak.get()) + " && echo leaked",
+                      command),
+            "");
 }
 
 TEST(Process, standard_input_is_empty_and_output_and_error_go_where_they_should) {

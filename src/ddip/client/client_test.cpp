@@ -31,18 +31,25 @@ class FakeCoordinator {
  public:
   using Answer = std::function<void(FakeCoordinator&, const Message&)>;
 
-  FakeCoordinator(const fs::path& path, Answer answer) : listener_(net::listen_at(path)), answer_(std::move(answer)), thread_([this] { run(); }) {}
+  FakeCoordinator(const fs::path& path, Answer answer)
+      : listener_(net::listen_at(path)), answer_(std::move(answer)), thread_([this] { run(); }) {}
   ~FakeCoordinator() {
     stop_ = true;
     thread_.join();
   }
 
-  void say(Type type, uint64_t id, json body = json::object(), int rank = wire::kNoRank, const std::vector<int>& descriptors = {}) {
+  void say(Type type, uint64_t id, json body = json::object(), int rank = wire::kNoRank,
+           const std::vector<int>& descriptors = {}) {
     net::send_blocking(socket_.get(), wire::encode({type, rank, 0, id, std::move(body), {}}), descriptors);
   }
   void record(uint64_t cell, RecordKind kind, const std::string& text, uint64_t sequence, int rank = 0) {
     say(Type::record, cell,
-        {{"sequence", sequence}, {"time_us", 0}, {"kind", static_cast<int>(kind)}, {"stream", 1}, {"body", json::binary(std::vector<uint8_t>(text.begin(), text.end()))}}, rank);
+        {{"sequence", sequence},
+         {"time_us", 0},
+         {"kind", static_cast<int>(kind)},
+         {"stream", 1},
+         {"body", json::binary(std::vector<uint8_t>(text.begin(), text.end()))}},
+        rank);
   }
   void close() { ::shutdown(socket_.get(), SHUT_RDWR); }
 
@@ -85,11 +92,12 @@ class ClientTest : public testing::Test {
 
   // Greets, and leaves the rest to `then`.
   void open(FakeCoordinator::Answer then) {
-    coordinator = std::make_unique<FakeCoordinator>(folder.socket(), [this, then = std::move(then)](FakeCoordinator& self, const Message& message) {
-      if (message.type != Type::hello) return then(self, message);
-      hello = message.body;
-      self.say(Type::welcome, message.id, {{"world_size", 2}});
-    });
+    coordinator = std::make_unique<FakeCoordinator>(
+        folder.socket(), [this, then = std::move(then)](FakeCoordinator& self, const Message& message) {
+          if (message.type != Type::hello) return then(self, message);
+          hello = message.body;
+          self.say(Type::welcome, message.id, {{"world_size", 2}});
+        });
     client = std::make_unique<Client>(folder, "tester");
   }
 
@@ -151,16 +159,19 @@ TEST_F(ClientTest, requests_are_answered_refused_or_timed_out) {
 }
 
 TEST_F(ClientTest, answers_in_any_order_reach_the_thread_that_asked) {
-  open([waiting = std::vector<uint64_t>(), numbers = std::vector<int>()](FakeCoordinator& self, const Message& message) mutable {
+  open([waiting = std::vector<uint64_t>(), numbers = std::vector<int>()](FakeCoordinator& self,
+                                                                         const Message& message) mutable {
     waiting.push_back(message.id);
     numbers.push_back(message.body.at("number").get<int>());
     if (waiting.size() < 8) return;
-    for (size_t index = waiting.size(); index-- > 0;) self.say(Type::answer, waiting[index], {{"number", numbers[index]}});
+    for (size_t index = waiting.size(); index-- > 0;)
+      self.say(Type::answer, waiting[index], {{"number", numbers[index]}});
   });
   std::vector<std::thread> threads;
   std::atomic<int> right = 0;
   for (int number = 0; number < 8; ++number) {
-    threads.emplace_back([&, number] { right += client->request(Type::info, {{"number", number}}, 5s).at("number") == number; });
+    threads.emplace_back(
+        [&, number] { right += client->request(Type::info, {{"number", number}}, 5s).at("number") == number; });
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(right, 8);
@@ -209,7 +220,9 @@ TEST_F(ClientTest, events_of_a_cell_come_in_order_with_their_fields) {
 }
 
 TEST_F(ClientTest, descriptors_of_a_task_travel_with_it_and_too_many_are_refused) {
-  open([](FakeCoordinator& self, const Message& message) { self.say(Type::accepted, message.id, {{"cell", 1}, {"behind", json::array()}}); });
+  open([](FakeCoordinator& self, const Message& message) {
+    self.say(Type::accepted, message.id, {{"cell", 1}, {"behind", json::array()}});
+  });
   Fd file(::memfd_create("client_test", MFD_CLOEXEC));
   EXPECT_EQ(client->execute({{"ranks", json::array()}}, {file.get()}, 5s, true).cell, 1u);
   EXPECT_THROW(client->execute({{"ranks", json::array()}}, std::vector<int>(264, file.get()), 5s, true), ProtocolError);
@@ -223,7 +236,8 @@ TEST_F(ClientTest, flood_that_nobody_takes_gives_way_to_a_gap_and_endings_stay) 
     if (message.type == Type::info) return self.say(Type::answer, message.id);
     self.say(Type::accepted, message.id, {{"cell", 1}, {"behind", json::array()}});
     self.record(1, RecordKind::display, "kept", 1);
-    for (int number = 0; number < kBlocks; ++number) self.record(1, RecordKind::output, block, static_cast<uint64_t>(number) + 2);
+    for (int number = 0; number < kBlocks; ++number)
+      self.record(1, RecordKind::output, block, static_cast<uint64_t>(number) + 2);
     self.record(1, RecordKind::rank_done, "{}", 9999);
   });
   execute(false);
@@ -250,7 +264,8 @@ TEST_F(ClientTest, with_keep_all_nothing_is_dropped_and_the_sender_waits) {
   constexpr int kBlocks = 150;
   open([this, block = std::string(100000, 'k')](FakeCoordinator& self, const Message& message) {
     self.say(Type::accepted, message.id, {{"cell", 1}, {"behind", json::array()}});
-    for (int number = 0; number < kBlocks; ++number, ++sent) self.record(1, RecordKind::output, block, static_cast<uint64_t>(number) + 1);
+    for (int number = 0; number < kBlocks; ++number, ++sent)
+      self.record(1, RecordKind::output, block, static_cast<uint64_t>(number) + 1);
   });
   execute(true);
   int before = -1;

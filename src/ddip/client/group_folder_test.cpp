@@ -102,7 +102,8 @@ TEST_F(GroupFolderTest, state_follows_the_xdg_variables) {
 
 TEST_F(GroupFolderTest, newest_journal_is_the_last_by_its_stamp) {
   EXPECT_TRUE(newest_journal(runtime, "main").empty());
-  for (const char* stamp : {"000000000002.5", "000000000010.1", "000000000001.9"}) fs::create_directories(runtime / "main" / stamp);
+  for (const char* stamp : {"000000000002.5", "000000000010.1", "000000000001.9"})
+    fs::create_directories(runtime / "main" / stamp);
   EXPECT_EQ(newest_journal(runtime, "main"), runtime / "main" / "000000000010.1");
 }
 

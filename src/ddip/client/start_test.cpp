@@ -49,9 +49,10 @@ class StartTest : public testing::Test {
 }  // namespace
 
 TEST_F(StartTest, hands_over_the_configuration_and_returns_what_it_is_told) {
-  json ready = start(R"(cat > config; echo "$DDIP_GROUP" > marker; env | sed 's/=.*//' | sort > names; echo "$@" > arguments
+  json ready =
+      start(R"(cat > config; echo "$DDIP_GROUP" > marker; env | sed 's/=.*//' | sort > names; echo "$@" > arguments
                         (echo '{"progress": "two ranks on cpu"}'; echo '{"progress": "rank 0 is up"}'; echo '{"ready": {"name": "main"}}') &)",
-                     {{"name", "main"}, {"secret", "hush"}});
+            {{"name", "main"}, {"secret", "hush"}});
   EXPECT_EQ(ready.at("name"), "main");
   EXPECT_EQ(lines, (std::vector<std::string>{"two ranks on cpu", "rank 0 is up"}));
   json config = json::parse(read("config"));
@@ -78,7 +79,8 @@ TEST_F(StartTest, its_own_words_are_the_error) {
   } catch (const ConfigError& error) {
     EXPECT_STREQ(error.what(), "rank 1: no module named torch");
   }
-  EXPECT_THROW(start(R"(cat > /dev/null; echo '{"error": "rank 1 did not start in 60 s", "timed_out": true}')"), TimedOut);
+  EXPECT_THROW(start(R"(cat > /dev/null; echo '{"error": "rank 1 did not start in 60 s", "timed_out": true}')"),
+               TimedOut);
 }
 
 TEST_F(StartTest, coordinator_that_ends_without_a_word_is_a_lost_peer) {
@@ -112,7 +114,8 @@ TEST_F(StartTest, caller_is_asked_while_it_waits_and_may_end_the_start) {
 }
 
 TEST_F(StartTest, lines_may_come_in_pieces_and_together) {
-  start(R"(cat > /dev/null; (printf '{"progr'; sleep 0.05; printf 'ess": "cut"}\n{"progress": "and"}\n{"rea'; sleep 0.05; printf 'dy": {}}\n') &)");
+  start(
+      R"(cat > /dev/null; (printf '{"progr'; sleep 0.05; printf 'ess": "cut"}\n{"progress": "and"}\n{"rea'; sleep 0.05; printf 'dy": {}}\n') &)");
   EXPECT_EQ(lines, (std::vector<std::string>{"cut", "and"}));
 }
 

@@ -27,10 +27,13 @@ using wire::Type;
 const std::string kKey(32, 'k');
 
 json hello_body(const std::string& key = kKey) {
-  return {{"role", "client"}, {"client", "tester"}, {"key", json::binary(std::vector<uint8_t>(key.begin(), key.end()))}};
+  return {
+      {"role", "client"}, {"client", "tester"}, {"key", json::binary(std::vector<uint8_t>(key.begin(), key.end()))}};
 }
 
-std::string hello(json body = hello_body()) { return wire::encode({Type::hello, wire::kNoRank, 0, 1, std::move(body), {}}); }
+std::string hello(json body = hello_body()) {
+  return wire::encode({Type::hello, wire::kNoRank, 0, 1, std::move(body), {}});
+}
 
 // What the peer sees on its socket now.
 enum class Sees { nothing, bytes, end };
@@ -53,22 +56,25 @@ class DoorTest : public testing::Test {
   }
 
   void open(DoorLimits limits = {}) {
-    door = std::make_unique<Door>(loop, net::listen_at(path()), kKey,
-                                  Door::Events{[this](Session& session, Message message) {
-                                                 entered.push_back(message.body.value("client", ""));
-                                                 session.channel->send({Type::welcome, wire::kNoRank, 0, message.id, json::object(), {}});
-                                               },
-                                               [this](Session&, Message message) {
-                                                 messages.push_back(wire::name_of(message.type));
-                                                 sizes.push_back(message.body.dump().size());
-                                               },
-                                               [this](Session&, const std::string& reason) { left.push_back(reason); }, [](Session&) {}},
-                                  limits);
+    door = std::make_unique<Door>(
+        loop, net::listen_at(path()), kKey,
+        Door::Events{[this](Session& session, Message message) {
+                       entered.push_back(message.body.value("client", ""));
+                       session.channel->send({Type::welcome, wire::kNoRank, 0, message.id, json::object(), {}});
+                     },
+                     [this](Session&, Message message) {
+                       messages.push_back(wire::name_of(message.type));
+                       sizes.push_back(message.body.dump().size());
+                     },
+                     [this](Session&, const std::string& reason) { left.push_back(reason); }, [](Session&) {}},
+        limits);
   }
 
   fs::path path() const { return folder / "socket"; }
   Fd connect() { return net::connect_to(path()); }
-  bool until(const std::function<bool()>& happened, std::chrono::milliseconds patience = 10s) { return net::run_until(loop, happened, patience); }
+  bool until(const std::function<bool()>& happened, std::chrono::milliseconds patience = 10s) {
+    return net::run_until(loop, happened, patience);
+  }
   bool until_end(const Fd& socket) {
     return until([&] { return look(socket) != Sees::nothing; }) && look(socket) == Sees::end;
   }
@@ -106,7 +112,8 @@ TEST_F(DoorTest, right_key_comes_in_speaks_and_leaves_once) {
 
 TEST_F(DoorTest, wrong_hello_is_closed_and_told_nothing) {
   open();
-  json not_binary = hello_body(), no_role = hello_body(), other_role = hello_body(), role_number = hello_body(), client_number = hello_body();
+  json not_binary = hello_body(), no_role = hello_body(), other_role = hello_body(), role_number = hello_body(),
+       client_number = hello_body();
   not_binary["key"] = kKey;
   no_role.erase("role");
   other_role["role"] = "worker";
@@ -114,10 +121,19 @@ TEST_F(DoorTest, wrong_hello_is_closed_and_told_nothing) {
   client_number["client"] = 7;
   std::string one_bit = kKey;
   one_bit.back() = static_cast<char>(one_bit.back() ^ 1);
-  const std::string attempts[] = {hello(hello_body(one_bit)), hello(hello_body(kKey.substr(1))), hello(hello_body("")), hello(hello_body(kKey + "k")),
-                                  hello(not_binary), hello(no_role), hello(other_role), hello(role_number), hello(client_number), hello(json::object()),
-                                  wire::encode({Type::execute, wire::kNoRank, 0, 1, hello_body(), {}}),  // an early message
-                                  "not a message at all, twenty bytes and more"};
+  const std::string attempts[] = {
+      hello(hello_body(one_bit)),
+      hello(hello_body(kKey.substr(1))),
+      hello(hello_body("")),
+      hello(hello_body(kKey + "k")),
+      hello(not_binary),
+      hello(no_role),
+      hello(other_role),
+      hello(role_number),
+      hello(client_number),
+      hello(json::object()),
+      wire::encode({Type::execute, wire::kNoRank, 0, 1, hello_body(), {}}),  // an early message
+      "not a message at all, twenty bytes and more"};
   for (const std::string& attempt : attempts) {
     Fd client = connect();
     net::send_blocking(client.get(), attempt);
@@ -147,7 +163,10 @@ TEST_F(DoorTest, large_message_is_taken_only_inside) {
   Fd client = connect();
   net::send_blocking(client.get(), hello());
   EXPECT_TRUE(until([&] { return entered.size() == 1; }));
-  std::thread sender([&] { net::send_blocking(client.get(), wire::encode({Type::execute, 0, 0, 2, {{"code", std::string(2u << 20, 'c')}}, {}})); });
+  std::thread sender([&] {
+    net::send_blocking(client.get(),
+                       wire::encode({Type::execute, 0, 0, 2, {{"code", std::string(2u << 20, 'c')}}, {}}));
+  });
   EXPECT_TRUE(until([&] { return messages.size() == 1; }));
   sender.join();
   EXPECT_GT(sizes.at(0), 2u << 20);
@@ -208,7 +227,10 @@ TEST_F(DoorTest, full_door_does_not_spin) {
   };
   double before = cpu();
   bool passed = false;
-  net::Loop::Handle later = loop.after(300ms, [&] { passed = true; loop.stop(); });
+  net::Loop::Handle later = loop.after(300ms, [&] {
+    passed = true;
+    loop.stop();
+  });
   loop.run();
   EXPECT_TRUE(passed);
   EXPECT_LT(cpu() - before, 0.05);

@@ -9,8 +9,8 @@
 
 namespace ddip::coordinator {
 
-// Cells are asked for, ranks end and die, endings come twice, late, for ranks and cells that are not there. Whatever the
-// order: each (cell, rank) is settled exactly once, and a cell is finished exactly when its last rank is.
+// Cells are asked for, ranks end and die, endings come twice, late, for ranks and cells that are not there. Whatever
+// the order: each (cell, rank) is settled exactly once, and a cell is finished exactly when its last rank is.
 RC_GTEST_PROP(RequestTableProperty, every_rank_of_every_cell_ends_exactly_once, ()) {
   constexpr int kWorld = 4;
   RequestTable table;

@@ -13,8 +13,8 @@
 #include "ddip/base/error.h"
 #include "ddip/net/blocking.h"
 #include "ddip/net/local_socket.h"
-#include "ddip/testing/run_until.h"
 #include "ddip/net/transfer.h"
+#include "ddip/testing/run_until.h"
 
 namespace ddip::net {
 namespace {
@@ -29,21 +29,26 @@ class ConnectionTest : public testing::Test {
   void open(uint32_t cap = kBodyCap) {
     auto [ours, theirs] = socket_pair();
     peer = std::move(theirs);
-    connection = std::make_unique<Connection>(loop, std::move(ours), cap,
-                                              Connection::Events{[this](Parcel parcel) {
-                                                                   EXPECT_TRUE(closings.empty()) << "delivered after the end";
-                                                                   bodies.push_back(std::move(parcel.body));
-                                                                   if (on_parcel) on_parcel();
-                                                                 },
-                                                                 [this](const std::string& reason) { closings.push_back(reason); },
-                                                                 [this] {
-                                                                   ++drained;
-                                                                   if (on_drained) on_drained();
-                                                                 }});
+    connection = std::make_unique<Connection>(
+        loop, std::move(ours), cap,
+        Connection::Events{[this](Parcel parcel) {
+                             EXPECT_TRUE(closings.empty()) << "delivered after the end";
+                             bodies.push_back(std::move(parcel.body));
+                             if (on_parcel) on_parcel();
+                           },
+                           [this](const std::string& reason) { closings.push_back(reason); },
+                           [this] {
+                             ++drained;
+                             if (on_drained) on_drained();
+                           }});
   }
 
-  void feed(std::string_view bytes) { ASSERT_EQ(::send(peer.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size())); }
-  bool closed() { return run_until(loop, [this] { return !closings.empty(); }); }
+  void feed(std::string_view bytes) {
+    ASSERT_EQ(::send(peer.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+  }
+  bool closed() {
+    return run_until(loop, [this] { return !closings.empty(); });
+  }
 
   // What the peer finds in its socket now, without waiting.
   size_t read_peer(size_t limit = SIZE_MAX) {
@@ -145,12 +150,13 @@ TEST_F(ConnectionTest, captures_of_a_callback_live_until_it_returns_though_it_de
   auto witness = std::make_shared<std::string>("still here");
   std::weak_ptr<std::string> alive = witness;
   std::string seen;
-  mine = std::make_unique<Connection>(loop, std::move(ours), kBodyCap,
-                                      Connection::Events{[&mine, &seen, witness = std::move(witness)](Parcel) {
-                                                           mine.reset();
-                                                           seen = *witness;
-                                                         },
-                                                         [](const std::string&) { FAIL() << "destroyed: nobody to tell"; }, nullptr});
+  mine = std::make_unique<Connection>(
+      loop, std::move(ours), kBodyCap,
+      Connection::Events{[&mine, &seen, witness = std::move(witness)](Parcel) {
+                           mine.reset();
+                           seen = *witness;
+                         },
+                         [](const std::string&) { FAIL() << "destroyed: nobody to tell"; }, nullptr});
   send_blocking(theirs.get(), "go");
   EXPECT_TRUE(run_until(loop, [&] { return !seen.empty(); }));
   EXPECT_EQ(seen, "still here");
@@ -162,13 +168,14 @@ TEST_F(ConnectionTest, destroyed_inside_its_own_closed_callback) {
   auto [ours, theirs] = socket_pair();
   std::unique_ptr<Connection> mine;
   int calls = 0;
-  mine = std::make_unique<Connection>(loop, std::move(ours), kBodyCap,
-                                      Connection::Events{[](Parcel) {},
-                                                         [&mine, &calls, text = std::string(100, 't')](const std::string&) {
-                                                           mine.reset();
-                                                           calls += text.size() == 100 ? 1 : 1000;
-                                                         },
-                                                         nullptr});
+  mine = std::make_unique<Connection>(
+      loop, std::move(ours), kBodyCap,
+      Connection::Events{[](Parcel) {},
+                         [&mine, &calls, text = std::string(100, 't')](const std::string&) {
+                           mine.reset();
+                           calls += text.size() == 100 ? 1 : 1000;
+                         },
+                         nullptr});
   theirs.reset();
   EXPECT_TRUE(run_until(loop, [&] { return calls > 0; }));
   run_turns(loop);
@@ -304,7 +311,8 @@ TEST_F(ConnectionTest, hundred_thousand_small_frames_keep_their_order) {
   for (int number = 0; number < kFrames; ++number) connection->send(std::to_string(number));
   EXPECT_TRUE(run_until(loop, [&] { return bodies.size() == kFrames; }, 60s));
   echo.join();
-  for (int number = 0; number < kFrames; ++number) ASSERT_EQ(bodies[static_cast<size_t>(number)], std::to_string(number));
+  for (int number = 0; number < kFrames; ++number)
+    ASSERT_EQ(bodies[static_cast<size_t>(number)], std::to_string(number));
 }
 
 TEST_F(ConnectionTest, descriptors_go_with_their_frames_through_a_full_queue) {

@@ -96,7 +96,8 @@ TEST(Frame, every_malformed_header_is_refused_with_its_reason_before_any_body_ca
     EXPECT_NE(refusal(header_only({.length = length})).find("over the cap of 65536"), std::string::npos) << length;
   }
   for (uint32_t length : {kBodyCap + 1, 1u << 31, UINT32_MAX}) {
-    EXPECT_NE(refusal(header_only({.length = length}), kBodyCap).find("over the cap of 16777216"), std::string::npos) << length;
+    EXPECT_NE(refusal(header_only({.length = length}), kBodyCap).find("over the cap of 16777216"), std::string::npos)
+        << length;
   }
 }
 

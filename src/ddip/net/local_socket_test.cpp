@@ -37,7 +37,7 @@ class LocalSocketTest : public testing::Test {
 };
 
 mode_t mode_of(const fs::path& path) {
-  struct stat status {};
+  struct stat status{};
   return ::lstat(path.c_str(), &status) == 0 ? status.st_mode & 07777 : 0;
 }
 
@@ -100,7 +100,9 @@ TEST_F(LocalSocketTest, listener_is_closed_to_others_and_takes_its_peer_by_name)
 
 TEST_F(LocalSocketTest, socket_file_of_a_dead_predecessor_is_replaced) {
   fs::path path = root / "socket";
-  { Fd dead = listen_at(path); }
+  {
+    Fd dead = listen_at(path);
+  }
   EXPECT_TRUE(fs::exists(path));
   EXPECT_THROW(connect_to(path), PeerLost);
   Fd listener = listen_at(path);

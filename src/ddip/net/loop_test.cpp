@@ -30,7 +30,8 @@ TEST(Loop, timers_come_in_the_order_of_their_deadlines) {
   Loop loop;
   std::vector<int> order;
   std::vector<Loop::Handle> handles;
-  for (int delay : {30, 10, 20, 0}) handles.push_back(loop.after(std::chrono::milliseconds(delay), [&order, delay] { order.push_back(delay); }));
+  for (int delay : {30, 10, 20, 0})
+    handles.push_back(loop.after(std::chrono::milliseconds(delay), [&order, delay] { order.push_back(delay); }));
   EXPECT_TRUE(run_until(loop, [&] { return order.size() == 4; }));
   EXPECT_EQ(order, (std::vector{0, 10, 20, 30}));
 }
@@ -38,7 +39,9 @@ TEST(Loop, timers_come_in_the_order_of_their_deadlines) {
 TEST(Loop, dropped_handle_means_no_call) {
   Loop loop;
   bool called = false;
-  { Loop::Handle dropped = loop.after(0ms, [&] { called = true; }); }
+  {
+    Loop::Handle dropped = loop.after(0ms, [&] { called = true; });
+  }
   Loop::Handle replaced = loop.after(0ms, [&] { called = true; });
   replaced = Loop::Handle();
   Loop::Handle cancelled = loop.after(0ms, [&] { called = true; });
@@ -147,8 +150,14 @@ TEST(Loop, one_descriptor_may_be_watched_in_both_directions) {
   Loop loop;
   auto [ours, theirs] = socket_pair();
   int readable = 0, writable = 0;
-  Loop::Handle read = loop.when_readable(ours.get(), [&] { ++readable; read.cancel(); });
-  Loop::Handle write = loop.when_writable(ours.get(), [&] { ++writable; write.cancel(); });
+  Loop::Handle read = loop.when_readable(ours.get(), [&] {
+    ++readable;
+    read.cancel();
+  });
+  Loop::Handle write = loop.when_writable(ours.get(), [&] {
+    ++writable;
+    write.cancel();
+  });
   EXPECT_TRUE(run_until(loop, [&] { return writable == 1; }));
   EXPECT_EQ(readable, 0);
   ASSERT_EQ(::write(theirs.get(), "x", 1), 1);
@@ -182,7 +191,10 @@ TEST(Loop, stop_from_another_thread_ends_run_and_run_may_begin_again) {
   std::thread stopper([&] { loop.stop(); });
   stopper.join();
   bool ran = false;
-  loop.post([&] { ran = true; loop.stop(); });
+  loop.post([&] {
+    ran = true;
+    loop.stop();
+  });
   loop.run();
   EXPECT_TRUE(ran);
 }

@@ -89,7 +89,9 @@ TEST(Transfer, frame_that_comes_byte_by_byte_keeps_its_descriptors) {
   BlockingReader reader(theirs.get());
   std::vector<std::string> seen;
   for (size_t at = 0; at < bytes.size(); ++at) {
-    ASSERT_EQ(transmit(ours.get(), std::string_view(bytes).substr(at, 1), at == 0 ? numbers(sent) : std::vector<int>(), 0), 1);
+    ASSERT_EQ(
+        transmit(ours.get(), std::string_view(bytes).substr(at, 1), at == 0 ? numbers(sent) : std::vector<int>(), 0),
+        1);
     for (std::string& word : describe(reader.read_available())) seen.push_back(std::move(word));
     ASSERT_EQ(seen.size(), at + 1 == bytes.size() ? 1u : 0u);
   }

@@ -26,7 +26,8 @@ class OwnOutput {
     const testing::TestResult* result = testing::UnitTest::GetInstance()->current_test_info()->result();
     for (int index = 0; index < result->total_part_count(); ++index) {
       const testing::TestPartResult& part = result->GetTestPartResult(index);
-      if (part.failed()) std::printf("%s:%d: %s\n", part.file_name() ? part.file_name() : "?", part.line_number(), part.message());
+      if (part.failed())
+        std::printf("%s:%d: %s\n", part.file_name() ? part.file_name() : "?", part.line_number(), part.message());
     }
     std::fflush(nullptr);
   }

@@ -19,15 +19,18 @@ class ChannelTest : public testing::Test {
   ChannelTest() {
     auto [ours, theirs] = net::socket_pair();
     peer = std::move(theirs);
-    channel = std::make_unique<Channel>(loop, std::move(ours),
-                                        Channel::Events{[this](Message message) {
-                                                          received.push_back(std::move(message));
-                                                          if (on_message) on_message(received.back());
-                                                        },
-                                                        [this](const std::string& reason) { closings.push_back(reason); }, nullptr});
+    channel = std::make_unique<Channel>(
+        loop, std::move(ours),
+        Channel::Events{[this](Message message) {
+                          received.push_back(std::move(message));
+                          if (on_message) on_message(received.back());
+                        },
+                        [this](const std::string& reason) { closings.push_back(reason); }, nullptr});
   }
 
-  void put(const std::string& body, const std::vector<int>& descriptors = {}) { net::send_blocking(peer.get(), body, descriptors); }
+  void put(const std::string& body, const std::vector<int>& descriptors = {}) {
+    net::send_blocking(peer.get(), body, descriptors);
+  }
   bool closed() {
     return net::run_until(loop, [this] { return !closings.empty(); });
   }

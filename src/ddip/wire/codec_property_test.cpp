@@ -24,11 +24,16 @@ json any_value(int depth) {
       uint64_t border = uint64_t{1} << *rc::gen::element(5, 7, 8, 15, 16, 31, 32, 63);
       return border + *rc::gen::element<uint64_t>(0, 1) - 1;
     }
-    case 5: return -*rc::gen::element<int64_t>(1, 32, 33, 128, 129, 32768, 32769, int64_t{1} << 31, (int64_t{1} << 31) + 1, INT64_MAX);
+    case 5:
+      return -*rc::gen::element<int64_t>(1, 32, 33, 128, 129, 32768, 32769, int64_t{1} << 31, (int64_t{1} << 31) + 1,
+                                         INT64_MAX);
     case 6: return *rc::gen::arbitrary<double>();
-    case 7: return *rc::gen::inRange(0, 4) == 0 ? std::string(*rc::gen::element<size_t>(31, 32, 255, 256, 65535, 65536), 's') : any_text();
+    case 7:
+      return *rc::gen::inRange(0, 4) == 0 ? std::string(*rc::gen::element<size_t>(31, 32, 255, 256, 65535, 65536), 's')
+                                          : any_text();
     case 8: {
-      size_t size = *rc::gen::inRange(0, 4) == 0 ? *rc::gen::element<size_t>(255, 256, 65535, 65536) : *rc::gen::inRange<size_t>(0, 20);
+      size_t size = *rc::gen::inRange(0, 4) == 0 ? *rc::gen::element<size_t>(255, 256, 65535, 65536)
+                                                 : *rc::gen::inRange<size_t>(0, 20);
       return json::binary(std::vector<uint8_t>(size, *rc::gen::arbitrary<uint8_t>()));
     }
     case 9: {
@@ -50,7 +55,8 @@ json any_body() {
   // Now and then one branch down to the limit.
   if (*rc::gen::inRange(0, 4) == 0) {
     json deep = any_value(0);
-    for (int level = 1; level < kMaxDepth; ++level) deep = *rc::gen::arbitrary<bool>() ? json{{"d", deep}} : json::array({deep});
+    for (int level = 1; level < kMaxDepth; ++level)
+      deep = *rc::gen::arbitrary<bool>() ? json{{"d", deep}} : json::array({deep});
     body["deep"] = deep;
   }
   return body;
@@ -61,7 +67,12 @@ Message any_message() {
   for (int number = 0; number < 200; ++number) {
     if (name_of(static_cast<Type>(number)).rfind("type ", 0) != 0) types.push_back(static_cast<Type>(number));
   }
-  return {*rc::gen::elementOf(types), *rc::gen::arbitrary<int32_t>(), *rc::gen::arbitrary<uint32_t>(), *rc::gen::arbitrary<uint64_t>(), any_body(), {}};
+  return {*rc::gen::elementOf(types),
+          *rc::gen::arbitrary<int32_t>(),
+          *rc::gen::arbitrary<uint32_t>(),
+          *rc::gen::arbitrary<uint64_t>(),
+          any_body(),
+          {}};
 }
 
 }  // namespace

@@ -35,16 +35,25 @@ json nested(int depth) {
 
 TEST(Codec, prefix_is_the_twenty_documented_bytes) {
   std::string bytes = encode({Type::execute, -1, 0x01020304, 0x1122334455667788, {{"a", 1}}, {}});
-  EXPECT_EQ(bytes, std::string("\x02\x00"              // type
-                               "\x00\x00"              // zero
-                               "\xff\xff\xff\xff"      // rank
-                               "\x04\x03\x02\x01"      // epoch
+  EXPECT_EQ(bytes, std::string("\x02\x00"                          // type
+                               "\x00\x00"                          // zero
+                               "\xff\xff\xff\xff"                  // rank
+                               "\x04\x03\x02\x01"                  // epoch
                                "\x88\x77\x66\x55\x44\x33\x22\x11"  // id
-                               "\x81\xa1" "a" "\x01", 24));
+                               "\x81\xa1"
+                               "a"
+                               "\x01",
+                               24));
 }
 
 TEST(Codec, every_field_comes_back) {
-  Message message{Type::done, 7, 3, UINT64_MAX, {{"text", "grüße"}, {"bytes", json::binary({0, 255, 10})}, {"nothing", nullptr}, {"list", {1, -1, 1.5, true}}}, {}};
+  Message message{
+      Type::done,
+      7,
+      3,
+      UINT64_MAX,
+      {{"text", "grüße"}, {"bytes", json::binary({0, 255, 10})}, {"nothing", nullptr}, {"list", {1, -1, 1.5, true}}},
+      {}};
   Message back = decode(encode(message));
   EXPECT_EQ(back.type, message.type);
   EXPECT_EQ(back.rank, message.rank);
@@ -72,7 +81,13 @@ TEST(Codec, only_the_types_there_are_are_taken) {
 }
 
 TEST(Codec, truncated_at_every_byte_is_refused) {
-  std::string bytes = encode({Type::output, 1, 2, 3, {{"stream", 1}, {"bytes", json::binary({1, 2, 3, 4})}, {"inner", {{"list", {1, "two", 3.25}}}}}, {}});
+  std::string bytes =
+      encode({Type::output,
+              1,
+              2,
+              3,
+              {{"stream", 1}, {"bytes", json::binary({1, 2, 3, 4})}, {"inner", {{"list", {1, "two", 3.25}}}}},
+              {}});
   for (size_t length = 0; length < bytes.size(); ++length) {
     // A copy, so that reading over its end is caught by the address sanitizer.
     std::string cut = bytes.substr(0, length);
@@ -95,21 +110,26 @@ TEST(Codec, reserved_bytes_must_be_zero) {
 }
 
 TEST(Codec, body_must_be_a_map) {
-  for (const json& body : {json(nullptr), json(1), json("text"), json::array(), json::array({1, 2}), json(1.5), json(true), json::binary({1})}) {
+  for (const json& body : {json(nullptr), json(1), json("text"), json::array(), json::array({1, 2}), json(1.5),
+                           json(true), json::binary({1})}) {
     EXPECT_EQ(refusal(encode({Type::info, 0, 0, 0, body, {}})), "a message's body must be a map") << body;
   }
 }
 
 TEST(Codec, map_with_keys_that_are_no_strings_is_refused) {
-  EXPECT_NE(refusal(with_body("\x81\x01\x01")), "");              // {1: 1}
+  EXPECT_NE(refusal(with_body("\x81\x01\x01")), "");               // {1: 1}
   EXPECT_NE(refusal(with_body(std::string("\x81\x80\x01"))), "");  // {{}: 1}
   EXPECT_NE(refusal(with_body("\x81\xc4\x01k\x01")), "");          // a binary key
 }
 
 TEST(Codec, extension_types_and_the_unused_tag_are_refused) {
-  std::string key = "\x81\xa1" "k";
+  std::string key =
+      "\x81\xa1"
+      "k";
   for (int tag : {0xc1, 0xc7, 0xc8, 0xc9, 0xd4, 0xd5, 0xd6, 0xd7, 0xd8}) {
-    EXPECT_NE(refusal(with_body(key + static_cast<char>(tag) + std::string(40, '\0'))).find("extension"), std::string::npos) << tag;
+    EXPECT_NE(refusal(with_body(key + static_cast<char>(tag) + std::string(40, '\0'))).find("extension"),
+              std::string::npos)
+        << tag;
   }
 }
 
@@ -121,12 +141,17 @@ TEST(Codec, nesting_is_taken_to_the_limit_and_not_beyond) {
 TEST(Codec, depth_bomb_is_refused_at_once) {
   // Sixteen megabytes of '[': the JSON library's own reader would recurse once for each.
   EXPECT_EQ(refusal(with_body(std::string(16u << 20, '\x91'))), "message nested too deeply");
-  EXPECT_EQ(refusal(with_body(std::string("\x81\xa1" "k") + std::string(1u << 20, '\x91'))), "message nested too deeply");
+  EXPECT_EQ(refusal(with_body(std::string("\x81\xa1"
+                                          "k") +
+                              std::string(1u << 20, '\x91'))),
+            "message nested too deeply");
 }
 
 TEST(Codec, counts_and_lengths_far_beyond_the_bytes_cost_nothing) {
-  for (const std::string& huge : {std::string("\xdf\xff\xff\xff\xff", 5), std::string("\x81\xa1k\xdd\xff\xff\xff\xff", 8), std::string("\x81\xa1k\xc6\xff\xff\xff\xff", 8),
-                                  std::string("\x81\xa1k\xdb\xff\xff\xff\xff", 8), std::string("\x81\xdb\xff\xff\xff\xff", 6)}) {
+  for (const std::string& huge :
+       {std::string("\xdf\xff\xff\xff\xff", 5), std::string("\x81\xa1k\xdd\xff\xff\xff\xff", 8),
+        std::string("\x81\xa1k\xc6\xff\xff\xff\xff", 8), std::string("\x81\xa1k\xdb\xff\xff\xff\xff", 8),
+        std::string("\x81\xdb\xff\xff\xff\xff", 6)}) {
     EXPECT_EQ(refusal(with_body(huge)), "message cut short");
   }
 }

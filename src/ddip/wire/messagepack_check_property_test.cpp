@@ -14,10 +14,11 @@ using nlohmann::json;
 
 // Random bytes are mostly small integers; weighted so that containers, lengths and odd tags meet each other.
 std::string any_bytes() {
-  auto tag = rc::gen::weightedOneOf<char>({{4, rc::gen::map(rc::gen::inRange(0x80, 0xa4), [](int byte) { return static_cast<char>(byte); })},
-                                           {4, rc::gen::map(rc::gen::inRange(0xc0, 0xe0), [](int byte) { return static_cast<char>(byte); })},
-                                           {3, rc::gen::map(rc::gen::inRange(0, 8), [](int byte) { return static_cast<char>(byte); })},
-                                           {1, rc::gen::arbitrary<char>()}});
+  auto tag = rc::gen::weightedOneOf<char>(
+      {{4, rc::gen::map(rc::gen::inRange(0x80, 0xa4), [](int byte) { return static_cast<char>(byte); })},
+       {4, rc::gen::map(rc::gen::inRange(0xc0, 0xe0), [](int byte) { return static_cast<char>(byte); })},
+       {3, rc::gen::map(rc::gen::inRange(0, 8), [](int byte) { return static_cast<char>(byte); })},
+       {1, rc::gen::arbitrary<char>()}});
   return *rc::gen::container<std::string>(tag);
 }
 

@@ -25,19 +25,44 @@ TEST(MessagepackCheck, every_tag_takes_exactly_its_bytes) {
     std::string header;  // tag and length
     size_t follows;
   };
-  const Case cases[] = {{"\x7f", 0}, {"\xff", 0}, {"\xe0", 0}, {"\xc0", 0}, {"\xc2", 0}, {"\xc3", 0},
-                        {"\xcc", 1}, {"\xd0", 1}, {"\xcd", 2}, {"\xd1", 2}, {"\xce", 4}, {"\xd2", 4}, {"\xca", 4}, {"\xcf", 8}, {"\xd3", 8}, {"\xcb", 8},
-                        {"\xa3", 3}, {"\xbf", 31}, {"\xd9\x05", 5}, {std::string("\xda\x01\x00", 3), 256}, {std::string("\xdb\x00\x01\x00\x00", 5), 65536},
-                        {"\xc4\x05", 5}, {std::string("\xc5\x01\x00", 3), 256}, {std::string("\xc6\x00\x01\x00\x00", 5), 65536},
+  const Case cases[] = {{"\x7f", 0},
+                        {"\xff", 0},
+                        {"\xe0", 0},
+                        {"\xc0", 0},
+                        {"\xc2", 0},
+                        {"\xc3", 0},
+                        {"\xcc", 1},
+                        {"\xd0", 1},
+                        {"\xcd", 2},
+                        {"\xd1", 2},
+                        {"\xce", 4},
+                        {"\xd2", 4},
+                        {"\xca", 4},
+                        {"\xcf", 8},
+                        {"\xd3", 8},
+                        {"\xcb", 8},
+                        {"\xa3", 3},
+                        {"\xbf", 31},
+                        {"\xd9\x05", 5},
+                        {std::string("\xda\x01\x00", 3), 256},
+                        {std::string("\xdb\x00\x01\x00\x00", 5), 65536},
+                        {"\xc4\x05", 5},
+                        {std::string("\xc5\x01\x00", 3), 256},
+                        {std::string("\xc6\x00\x01\x00\x00", 5), 65536},
                         // Containers, filled with zeros: each a small integer.
-                        {"\x93", 3}, {"\x83", 6}, {std::string("\xdc\x00\x04", 3), 4}, {std::string("\xdd\x00\x00\x00\x05", 5), 5},
-                        {std::string("\xde\x00\x02", 3), 4}, {std::string("\xdf\x00\x00\x00\x03", 5), 6}};
+                        {"\x93", 3},
+                        {"\x83", 6},
+                        {std::string("\xdc\x00\x04", 3), 4},
+                        {std::string("\xdd\x00\x00\x00\x05", 5), 5},
+                        {std::string("\xde\x00\x02", 3), 4},
+                        {std::string("\xdf\x00\x00\x00\x03", 5), 6}};
   for (const Case& one : cases) {
     std::string exact = one.header + std::string(one.follows, '\0');
     unsigned tag = static_cast<uint8_t>(one.header[0]);
     EXPECT_EQ(refusal(exact), "") << std::hex << tag;
     EXPECT_EQ(refusal(exact + '\0'), "bytes after the message's body") << std::hex << tag;
-    for (size_t cut = 0; cut < exact.size(); cut += cut < 64 ? 1 : 997) EXPECT_EQ(refusal(exact.substr(0, cut)), "message cut short") << std::hex << tag << " " << cut;
+    for (size_t cut = 0; cut < exact.size(); cut += cut < 64 ? 1 : 997)
+      EXPECT_EQ(refusal(exact.substr(0, cut)), "message cut short") << std::hex << tag << " " << cut;
   }
 }
 

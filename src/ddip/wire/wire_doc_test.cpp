@@ -19,7 +19,8 @@ namespace fs = std::filesystem;
 // Beside this source. ccache makes __FILE__ relative to the build folder, which lies somewhere above the program.
 fs::path manual_path() {
   const fs::path source = fs::path(__FILE__).parent_path() / "WIRE.md";
-  for (fs::path folder = fs::read_symlink("/proc/self/exe").parent_path(); folder != folder.root_path(); folder = folder.parent_path()) {
+  for (fs::path folder = fs::read_symlink("/proc/self/exe").parent_path(); folder != folder.root_path();
+       folder = folder.parent_path()) {
     if (fs::exists(folder / source)) return folder / source;
   }
   return source;
@@ -57,7 +58,9 @@ TEST(WireDoc, no_type_is_there_that_does_not_exist) {
 
 TEST(WireDoc, numbers_of_the_limits_are_those_of_the_code) {
   std::string manual = read_manual();
-  EXPECT_NE(manual.find(fmt::format("Cap: {} KiB until the hello was accepted, {} MiB after", net::kBodyCapBeforeHello >> 10, net::kBodyCap >> 20)), std::string::npos);
+  EXPECT_NE(manual.find(fmt::format("Cap: {} KiB until the hello was accepted, {} MiB after",
+                                    net::kBodyCapBeforeHello >> 10, net::kBodyCap >> 20)),
+            std::string::npos);
   EXPECT_NE(manual.find(fmt::format("with this frame, 0–{}", net::kMaxDescriptors)), std::string::npos);
   EXPECT_NE(manual.find(fmt::format("nested at most {} deep", kMaxDepth)), std::string::npos);
 }

@@ -20,13 +20,17 @@ using namespace std::chrono_literals;
 
 class CaptureTest : public testing::Test {
  protected:
-  CaptureTest() : capture(std::make_unique<Capture>(loop, [this](uint64_t cell, Stream stream, std::string bytes) { seen[{cell, stream}] += bytes; })) {}
+  CaptureTest()
+      : capture(std::make_unique<Capture>(
+            loop, [this](uint64_t cell, Stream stream, std::string bytes) { seen[{cell, stream}] += bytes; })) {}
   void TearDown() override {
     capture.reset();
     output.restore();
   }
 
-  void put(int fd, std::string_view text) { ASSERT_EQ(::write(fd, text.data(), text.size()), static_cast<ssize_t>(text.size())); }
+  void put(int fd, std::string_view text) {
+    ASSERT_EQ(::write(fd, text.data(), text.size()), static_cast<ssize_t>(text.size()));
+  }
   std::string& out(uint64_t cell) { return seen[{cell, Stream::out}]; }
   std::string& err(uint64_t cell) { return seen[{cell, Stream::err}]; }
   static size_t open_descriptors() {

@@ -148,6 +148,10 @@ void Control::on_interrupt(const Message& message) {
       append({{Type::done, options_.rank, 0, cell, {{"outcome", "interrupted"}, {"why", "cancelled before it began"}}, {}}, {}, {}});
       return;
     }
+    if (taken_ == cell) {
+      interrupted_early_ = true;
+      return;
+    }
   }
   climb(cell, 1);
 }
@@ -242,6 +246,8 @@ std::variant<std::monostate, Control::Task, Control::Ended> Control::next_task(s
   if (tasks_.empty()) return std::monostate{};
   Task task = std::move(tasks_.front());
   tasks_.pop_front();
+  taken_ = task.id;
+  interrupted_early_ = false;
   return task;
 }
 
@@ -250,6 +256,8 @@ void Control::enter(uint64_t cell) {
   std::lock_guard lock(mutex_);
   current_ = cell;
   since_ = std::chrono::steady_clock::now();
+  taken_ = 0;
+  if (std::exchange(interrupted_early_, false)) loop_.post([this, cell] { climb(cell, 1); });
 }
 
 void Control::leave() {

@@ -107,6 +107,8 @@ class Control {
   std::condition_variable changed_;
   std::deque<Task> tasks_;
   uint64_t current_ = 0;      // cell that may be interrupted; 0: none
+  uint64_t taken_ = 0;        // handed to the main thread, which has not entered it yet; 0: none
+  bool interrupted_early_ = false;  // the taken one was interrupted: the ladder begins when it is entered
   std::chrono::steady_clock::time_point since_{};
   bool ended_ = false;
   bool waking_ = false;

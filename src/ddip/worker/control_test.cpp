@@ -104,7 +104,7 @@ class ControlTest : public testing::Test {
   ControlTest() {
     is_main_thread = true;
     signals_seen = 0;
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_handler = on_sigint;
     ::sigaction(SIGINT, &action, &old_action);
     auto [ours, theirs] = net::socket_pair();
@@ -154,7 +154,7 @@ class ControlTest : public testing::Test {
   }
 
   OwnOutput output;
-  struct sigaction old_action {};
+  struct sigaction old_action{};
   std::atomic<int> soft = 0;
   std::atomic<Clock::time_point> soft_time;
   std::unique_ptr<FakeAgent> agent;
@@ -454,7 +454,8 @@ TEST_F(ControlTest, interrupt_inside_a_collective_aborts_its_group_and_says_so) 
   EXPECT_GE(Clock::now() - begun, 400ms);
   EXPECT_TRUE(still_open(other_end));
   Message note = agent->await(Type::note);
-  EXPECT_NE(note.body.at("text").get<std::string>().find("aborted all_reduce on group 'mine' (1 connections closed)"), std::string::npos);
+  EXPECT_NE(note.body.at("text").get<std::string>().find("aborted all_reduce on group 'mine' (1 connections closed)"),
+            std::string::npos);
   control->collectives().leave();
   end_cell(5);
 }
@@ -468,7 +469,11 @@ TEST_F(ControlTest, failed_peer_aborts_a_collective_that_waits_for_it) {
   auto begun = Clock::now();
   ASSERT_TRUE(busy_until([&, &end = theirs] { return !still_open(end); }));
   EXPECT_GE(Clock::now() - begun, 900ms);
-  EXPECT_NE(agent->await(Type::note).body.at("text").get<std::string>().find("rank 1 failed, so all_reduce on group 'mine' was aborted"), std::string::npos);
+  EXPECT_NE(agent->await(Type::note)
+                .body.at("text")
+                .get<std::string>()
+                .find("rank 1 failed, so all_reduce on group 'mine' was aborted"),
+            std::string::npos);
   EXPECT_EQ(soft, 0);
   EXPECT_EQ(signals_seen, 0) << "a cell that waits in a collective fails by itself";
   control->collectives().leave();

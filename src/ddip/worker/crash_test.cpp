@@ -42,7 +42,8 @@ std::string last_words_of(int number, const std::string& words) {
 }  // namespace
 
 TEST(Crash, unread_output_is_kept_and_the_signal_does_its_work) {
-  for (int number : {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL}) EXPECT_EQ(last_words_of(number, "assertion failed"), "assertion failed") << number;
+  for (int number : {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL})
+    EXPECT_EQ(last_words_of(number, "assertion failed"), "assertion failed") << number;
 }
 
 TEST(Crash, whole_full_pipe_is_kept) { EXPECT_EQ(last_words_of(SIGABRT, std::string(60000, 'w')).size(), 60000u); }

@@ -17,10 +17,11 @@ namespace {
 // A thread that does `what` until the test lets go.
 template <typename What>
 struct Busy {
-  explicit Busy(What what) : thread([this, what] {
-    id = static_cast<pid_t>(::syscall(SYS_gettid));
-    what();
-  }) {
+  explicit Busy(What what)
+      : thread([this, what] {
+          id = static_cast<pid_t>(::syscall(SYS_gettid));
+          what();
+        }) {
     while (id == 0) std::this_thread::yield();
   }
   std::atomic<pid_t> id = 0;

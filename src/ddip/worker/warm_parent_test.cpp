@@ -35,10 +35,11 @@ using wire::Type;
     for (;;) ::pause();
   }
   if (!birth.descriptors.empty()) {
-    struct sigaction action {};
+    struct sigaction action{};
     ::sigaction(SIGINT, nullptr, &action);
-    std::string text = "rank " + std::to_string(birth.rank) + " of incarnation " + std::to_string(birth.incarnation) + " with " +
-                       std::to_string(birth.descriptors.size()) + (action.sa_handler == SIG_DFL ? "" : " deaf to SIGINT") +
+    std::string text = "rank " + std::to_string(birth.rank) + " of incarnation " + std::to_string(birth.incarnation) +
+                       " with " + std::to_string(birth.descriptors.size()) +
+                       (action.sa_handler == SIG_DFL ? "" : " deaf to SIGINT") +
                        (::getpgid(0) == ::getpid() ? "" : " in a stranger's group");
     net::send_blocking(birth.descriptors[0].get(), text);
   }
