@@ -187,7 +187,8 @@ def test_stop_ends_a_cell_that_ignores_everything(start: Any, home: Any) -> None
     wait_until(lambda: {(0, "in"), (1, "in")} <= set(cell._lines), 10, "both ranks hold the GIL")
     with Stopwatch() as watch:
         group.stop()
-    assert watch.seconds < 2 and processes.of_runtime(str(home)) == []
+    assert watch.seconds < 2
+    processes.assert_gone(processes.of_runtime(str(home)), 0.5, "after stop() returned")
     wait_until(cell.done, 2, "the cell's end is told to its waiter")
     assert cell.status == "lost"
 
@@ -240,10 +241,6 @@ def test_three_cells_sent_at_once_run_in_order(plain: Any) -> None:
     assert [result.value for result in plain.run("seen")] == [[0, 1, 2]] * 2
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="both extension modules register a global translator for the same C++ errors; the later one wins",
-)
 def test_errors_are_the_same_classes_after_the_worker_half_was_imported(home: Any) -> None:
     """It comes with any value that refers to a worker's own function, such as its SIGINT handler."""
     source = "import ddip\nddip.ConfigError\nimport ddip._worker\ntry:\n    ddip.Group(0)\nexcept ddip.ConfigError:\n    print('caught')\nexcept Exception as error:\n    print(type(error))"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from typing import Any
 
 import pytest
@@ -72,6 +74,14 @@ def test_lines_come_while_it_runs(plain: Any, tmp_path: Any) -> None:
 def test_lines_can_be_read_by_two_threads_and_again_later(plain: Any) -> None:
     cell = plain.run("for n in range(100): print(n)", ranks=[0], wait=False)
     assert list(cell.lines()) == list(cell.lines()) == [(0, str(n)) for n in range(100)]
+
+
+def test_values_that_nobody_asks_for_hold_no_descriptors(plain: Any) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(100):
+        assert plain.run("'a value'", wait=False).wait(5)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) < before + 20
 
 
 def ask(group: Any, body: dict[str, Any], rank: int = 0) -> dict[str, Any]:

@@ -47,9 +47,6 @@ def kill_worker(group: Any) -> None:
     )
 
 
-ESCAPES = pytest.mark.xfail(
-    strict=True, reason="agent.cpp ends a worker's process group, and sweeps by marker only at stop; not descendants"
-)
 ESCAPED = {
     ("own_session", restart),
     ("own_session", kill_worker),
@@ -58,7 +55,7 @@ ESCAPED = {
 }
 ESCAPED |= {("own_session_empty_environment", ending) for ending in (stop, restart, kill_worker)}
 CASES = [
-    pytest.param(kind, ending, marks=[ESCAPES] if (kind, ending) in ESCAPED else [])
+    pytest.param(kind, ending if (kind, ending) in ESCAPED else [])
     for kind in CHILDREN
     for ending in (stop, restart, kill_worker)
 ]
@@ -76,11 +73,19 @@ def test_children_of_workers_go_with_them(start: Callable[..., Any], kind: str, 
         processes.kill(pid for pid in children if processes.alive(pid))
 
 
-@pytest.mark.xfail(strict=True, reason="as above: the child has a session of its own")
 def test_a_child_that_holds_the_workers_descriptors_does_not_hide_its_death(start: Any) -> None:
     """It holds a copy of the control socket and of the output pipes, in a session of its own."""
     group = start()
-    code = "import os, time\nchild = os.fork()\nif child == 0:\n    os.setsid()\n    time.sleep(600)\n    os._exit(0)\nchild"
+    code = """
+import os, time
+child = os.fork()
+if child == 0:
+    os.setsid()
+    time.sleep(600)
+    os._exit(0)
+while os.getsid(child) != child: time.sleep(0.001)
+child
+"""
     child = group.run(code, ranks=[1])[0].value
     cell = group.run("import time; print('in', flush=True); time.sleep(600)", ranks=[1], wait=False)
     wait_until(lambda: cell._lines, 5, "the cell runs")

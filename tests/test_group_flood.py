@@ -12,12 +12,6 @@ from support.waiting import Stopwatch, wait_until
 
 FLOOD = "line = 'x' * 99\nfor number in range(500_000): print(line)"  # 50 MB on each rank
 MIB = 1 << 20
-END_IS_LOST = pytest.mark.xfail(
-    strict=True,
-    reason="coordinator.cpp: settle() takes the cell from session.cells while the session lags, so catch_up() skips the rest, cell_done too",
-)
-
-
 class Peak:
     """The most memory a process held while we looked."""
 
@@ -53,7 +47,6 @@ def take_all(cell: Any) -> int:
 
 
 @pytest.mark.timeout(120)
-@END_IS_LOST
 @pytest.mark.parametrize("keep_all", [True, False])
 def test_a_flood_of_100_mb_leaves_memory_bounded_and_the_group_usable(start: Any, keep_all: bool) -> None:
     group = start()
@@ -76,7 +69,6 @@ def test_a_flood_of_100_mb_leaves_memory_bounded_and_the_group_usable(start: Any
 
 
 @pytest.mark.timeout(120)
-@END_IS_LOST
 def test_a_client_that_reads_nothing_does_not_grow_anybody(start: Any) -> None:
     """The output lands in the journal; whoever does not read is served from there, when they read again."""
     group = start()
@@ -91,7 +83,6 @@ def test_a_client_that_reads_nothing_does_not_grow_anybody(start: Any) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.xfail(strict=False, reason="as above, when the client happens to lag at the cell's end")
 def test_an_interrupt_reaches_a_rank_in_the_middle_of_a_flood(start: Any) -> None:
     group = start()
     cell = group.submit({"kind": "cell", "code": "while True: print('x' * 99)"}, keep_all=False)
@@ -105,7 +96,6 @@ def test_an_interrupt_reaches_a_rank_in_the_middle_of_a_flood(start: Any) -> Non
 
 
 @pytest.mark.timeout(120)
-@END_IS_LOST
 def test_a_raw_flood_from_a_subprocess_is_bounded_too(start: Any) -> None:
     group = start()
     coordinator = Peak(group.info()["pid"])
@@ -118,7 +108,6 @@ def test_a_raw_flood_from_a_subprocess_is_bounded_too(start: Any) -> None:
 
 
 @pytest.mark.timeout(120)
-@END_IS_LOST
 def test_one_endless_line_is_no_different(start: Any) -> None:
     group = start()
     coordinator = Peak(group.info()["pid"])

@@ -90,7 +90,6 @@ def test_a_worker_that_dies_at_start_is_named_at_once(home: Any, tmp_path: Any, 
     processes.assert_gone(processes.of_runtime(str(home)), 2.0, "after the failed start")
 
 
-@pytest.mark.xfail(strict=True, reason="serve.cpp takes every reason with the words 'did not' for a timeout")
 def test_a_warm_parent_that_cannot_start_is_told_with_its_reason(home: Any, tmp_path: Any, monkeypatch: Any) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\nif 'warm' in sys.argv or 'DDIP_GROUP' in os.environ:\n    os._exit(9)\n"
@@ -102,13 +101,7 @@ def test_a_warm_parent_that_cannot_start_is_told_with_its_reason(home: Any, tmp_
     processes.assert_gone(processes.of_runtime(str(home)), 2.0, "after the failed start")
 
 
-HALF = pytest.mark.xfail(
-    strict=True,
-    reason="a warm parent that cannot be exec'd: Exited comes while Spawns are being carried out; the coordinator stays",
-)
-
-
-@pytest.mark.parametrize("method", [pytest.param("fork", marks=HALF), "exec"])
+@pytest.mark.parametrize("method", [pytest.param("fork"), "exec"])
 def test_a_python_that_is_not_there_is_named(home: Any, method: str) -> None:
     with pytest.raises(ddip.ConfigError, match="/no/such/python"):
         ddip.Group(2, python="/no/such/python", start=method, timeout=10)
@@ -230,7 +223,6 @@ def test_forked_workers_size_their_thread_pools(start: Any, threads: Any) -> Non
     assert [result.value for result in group.run(code)] == [(expected, str(expected))] * 2
 
 
-@pytest.mark.xfail(strict=True, reason="serve.cpp does not notice that whoever waits for the start is gone")
 def test_a_start_that_is_interrupted_leaves_nothing(home: Any, tmp_path: Any, monkeypatch: Any) -> None:
     refuse_to_start(tmp_path, monkeypatch, 1, "time.sleep(600)")
     with Script(

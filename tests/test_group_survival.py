@@ -119,9 +119,6 @@ print("shown", len(text[0]), len(text[1]), last)
 
 
 @pytest.mark.kills
-@pytest.mark.xfail(
-    strict=True, reason="coordinator.cpp on_watch: a named client without an acknowledgement is taken for a new one"
-)
 def test_a_cell_that_ended_while_its_client_was_dead_is_shown_though_nothing_was_ever_acknowledged(
     home: Any, gate: Any
 ) -> None:
@@ -167,14 +164,12 @@ def test_two_watchers_both_see_every_line(start: Any) -> None:
             assert lines_of(events, rank) == [f"line {n}" for n in range(200)]
 
 
-@pytest.mark.xfail(strict=True, reason="the journal refuses the name, and the connection is closed without a word")
 def test_a_client_name_that_cannot_be_kept_is_refused_with_a_word(start: Any) -> None:
     start(name="named")
     with pytest.raises(ddip.ConfigError, match="a b"):
         ddip.attach("named", client="a b").client.request("watch", {})
 
 
-@pytest.mark.xfail(strict=True, reason="touch() starts the idle clock before the ranks have joined")
 def test_the_idle_clock_does_not_run_while_the_group_starts(home: Any) -> None:
     with ddip.Group(2, name="slow", idle=0.05) as group:
         assert [result.value for result in group.run("1")] == [1, 1]
@@ -288,7 +283,6 @@ def test_after_the_coordinators_death_nothing_lives_and_no_journaled_line_is_los
 
 
 @pytest.mark.kills
-@pytest.mark.xfail(strict=True, reason="attach() says only that no group of that name runs")
 def test_the_next_client_of_a_lost_group_is_told_when_and_how_many_lines_are_kept(start: Any, home: Any) -> None:
     group = start(name="lost")
     group.run("for n in range(10): print(n)")

@@ -171,9 +171,6 @@ def test_input_without_a_front_end_is_a_clear_error(start: Any, home: Any) -> No
     (home / "gate").unlink()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="coordinator.cpp on_leave does not answer the input requests that were sent to that client"
-)
 def test_an_input_whose_client_dies_while_it_waits_is_a_clear_error(start: Any, home: Any) -> None:
     group = start(name="asks")
     from support import journal

@@ -244,7 +244,7 @@ def test_an_alarm_that_strikes_between_cells_costs_neither_an_ending_nor_the_wor
     pids = group.pids
     group.run(f"import signal\ndef ring(number, frame): raise {error}\nsignal.signal(signal.SIGALRM, ring); None")
     moments = random.Random(6)
-    for number in range(300):
+    for number in range(150):
         cell = group.run(f"signal.setitimer(signal.ITIMER_REAL, {moments.random() * 0.001 + 1e-6})", wait=False)
         assert cell.wait(LIMIT), f"round {number}: no ending of ranks {set(cell.ranks) - set(cell.endings)}"
         assert cell.status in ("done", "interrupted", "failed"), f"round {number}: {cell.endings}"

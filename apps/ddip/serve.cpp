@@ -45,6 +45,7 @@ class Status {
     if (pipe_) [[maybe_unused]] ssize_t written = ::write(pipe_.get(), text.data(), text.size());
   }
   void close() { pipe_.reset(); }
+  int fd() const { return pipe_.get(); }
 
  private:
   Fd pipe_;
@@ -182,6 +183,7 @@ void run_group(const json& config, Status& status) {
   options.listener = net::listen_at(folder.socket());
 
   net::Loop loop;
+  net::Loop::Handle starter_gone;
   coordinator::Coordinator* door = nullptr;
   agent::Options agent_options;
   agent_options.marker = marker;
@@ -196,11 +198,12 @@ void run_group(const json& config, Status& status) {
       {[&](wire::Message message) { agent.on_message(std::move(message)); },
        [&] { return agent.describe(); },
        [&] {
+         starter_gone.cancel();
          status.say({{"ready", {{"name", folder.name()}, {"sentence", plan.sentence}}}});
          status.close();
        },
        [&](const std::string& why) {
-         status.say({{"error", why}, {"timed_out", why.find("did not") != std::string::npos}});
+         status.say({{"error", why}, {"timed_out", why.find("did not join within") != std::string::npos}});
          status.close();
        },
        [&] { loop.stop(); }});
@@ -216,8 +219,14 @@ void run_group(const json& config, Status& status) {
     while (::read(asked.get(), &info, sizeof info) == sizeof info) coordinator.stop(fmt::format("signal {}", info.ssi_signo));
   });
 
+  // A start that nobody waits for any more (stop was pressed, the kernel died) must not leave a group behind: the end
+  // of a pipe without a reader is in error.
+  starter_gone = loop.when_readable(status.fd(), [&] {
+    starter_gone.cancel();
+    coordinator.stop("whoever started it is gone");
+  });
   status.say({{"progress", plan.sentence}});
-  coordinator.start();
+  loop.post([&] { coordinator.start(); });  // inside the loop: a start that fails at once must be able to stop it
   loop.run();
   agent.sweep_all();
   for (const fs::path& path : {folder.socket(), folder.key(), folder.marker()}) fs::remove(path);

@@ -60,7 +60,7 @@ class Cell:
         self.order: list[int] = []  # ranks in the order in which they ended
         self.notes: list[tuple[int, str]] = []
         self._text: dict[tuple[int, int], list[bytes]] = {}
-        self._payloads: dict[int, int] = {}
+        self._payloads: dict[int, values.Packed] = {}
         self._finished = threading.Event()
         self._news = threading.Condition()
         self._thread: Optional[threading.Thread] = None
@@ -76,7 +76,7 @@ class Cell:
             self._text.setdefault((rank, stream), []).append(body)
             self._split_lines(rank, stream, body)
         elif kind == "payload":
-            self._payloads[rank] = descriptors[0]
+            self._payloads[rank] = values.Packed(descriptors[0], 0)  # closed with us if nobody asks for it
         elif kind == "rank_done":
             self.endings[rank] = body
             self.order.append(rank)
@@ -194,7 +194,7 @@ class Cell:
         about = ending.get("value")
         if about is not None:
             if about.get("packed") and rank in self._payloads:
-                value = values.unpack(self._payloads.pop(rank))
+                value = values.unpack(self._payloads.pop(rank).release())
                 about["kept"] = value
             elif "kept" in about:
                 value = about["kept"]

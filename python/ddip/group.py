@@ -338,7 +338,29 @@ def start_group(flags: list[str], command: str, progress: Callable[[str], None])
 
 def attach(name: str, client: Optional[str] = None) -> Group:
     """A running group of this user."""
+    if name not in groups():
+        lost = describe_lost(name)
+        if lost:
+            raise ConfigError(lost)
     return Group._attached(name, client or default_name())
+
+
+def describe_lost(name: str) -> str:
+    """When a group that no longer runs ended, and how much of its output is kept; empty if there never was one."""
+    folder = _client.newest_journal(state_folder(), name)
+    if not folder:
+        return ""
+    lines, last = 0, 0.0
+
+    def visit(kind: str, cell: int, rank: int, body: Any, sequence: int, stream: int, when: float) -> bool:
+        nonlocal lines, last
+        lines += body.count(b"\n") if kind == "output" else 0
+        last = max(last, when)
+        return True
+
+    _client.read_journal(folder, 0, visit)
+    at = time.strftime("%H:%M:%S", time.localtime(last))
+    return f"group {name} was lost at {at}, {lines} lines kept (%diplog, ddip log {name})"
 
 
 def groups() -> list[str]:

@@ -32,9 +32,11 @@ class Script:
         deadline = time.monotonic() + seconds
         assert self.process.stdout is not None
         number = self.process.stdout.fileno()
+        waiting = select.poll()
+        waiting.register(number, select.POLLIN)
         while b"\n" not in self._read:
             left = deadline - time.monotonic()
-            ready = left > 0 and select.select([number], [], [], left)[0]
+            ready = left > 0 and waiting.poll(left * 1000)
             assert ready, f"the script said nothing for {seconds} s; so far: {self._read!r}"
             data = os.read(number, 65536)
             assert data, f"the script ended (code {self.process.wait()}); it said {self._read!r}"

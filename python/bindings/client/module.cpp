@@ -169,10 +169,10 @@ void bind_groups(py::module_& module) {
 
 PYBIND11_MODULE(_client, module) {
   module.doc() = "The native half of ddip's front: no torch in here.";
-  py::register_exception<ConfigError>(module, "ConfigError", PyExc_ValueError);
-  py::register_exception<PeerLost>(module, "PeerLost", PyExc_ConnectionError);
-  py::register_exception<TimedOut>(module, "TimedOut", PyExc_TimeoutError);
-  py::register_exception<ProtocolError>(module, "ProtocolError", PyExc_RuntimeError);
+  py::register_local_exception<ConfigError>(module, "ConfigError", PyExc_ValueError);
+  py::register_local_exception<PeerLost>(module, "PeerLost", PyExc_ConnectionError);
+  py::register_local_exception<TimedOut>(module, "TimedOut", PyExc_TimeoutError);
+  py::register_local_exception<ProtocolError>(module, "ProtocolError", PyExc_RuntimeError);
   bind_client(module);
   bind_groups(module);
   bind_options(module);

@@ -115,7 +115,7 @@ void bind_warm_parent(py::module_& module) {
 
 PYBIND11_MODULE(_worker, module) {
   module.doc() = "The native half of a ddip worker.";
-  py::register_exception<ConfigError>(module, "ConfigError");
+  py::register_local_exception<ConfigError>(module, "ConfigError");
   bind_control(module);
   bind_warm_parent(module);
 }

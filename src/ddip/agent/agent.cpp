@@ -4,9 +4,12 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/wait.h>
 
+#include <fstream>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "ddip/base/check.h"
 #include "ddip/base/log.h"
@@ -291,7 +294,7 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
   void worker_gone(int rank, uint32_t incarnation, json how) {
     Worker* worker = current(rank, incarnation);
     if (!worker || worker->ending) return;
-    if (worker->pid > 0) ::kill(-worker->pid, SIGKILL);  // its children: loader workers, subprocesses
+    if (worker->pid > 0) end_children(*worker);
     how["pid"] = worker->pid;
     how["last_words"] = read_last_words(worker->last_words);
     worker->ending = std::move(how);
@@ -301,6 +304,33 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     worker->patience = loop.after(kReapPatience, [weak, rank, incarnation] {
       if (auto self = weak.lock()) self->announce_gone(rank, incarnation);
     });
+  }
+
+  // Loader workers and subprocesses: its process group, and those in a session of their own. The latter were orphaned by
+  // its death and are our children now (we are subreaper); they carry its rank, or, if they cleared their environment,
+  // nothing at all.
+  void end_children(const Worker& worker) {
+    ::kill(-worker.pid, SIGKILL);
+    std::string rank = std::to_string(worker.rank);
+    for (pid_t orphan : children_of_ours()) {
+      std::string owner = variable_of(orphan, "DDIP_RANK");
+      if (owner != rank && !owner.empty()) continue;
+      for (pid_t below : descendants_of(orphan)) ::kill(below, SIGKILL);
+      ::kill(orphan, SIGKILL);
+      ::waitpid(orphan, nullptr, WNOHANG);
+    }
+  }
+
+  // Processes whose parent we are, except those we know.
+  std::vector<pid_t> children_of_ours() {
+    std::set<pid_t> known = {warm_pid};
+    for (const auto& [rank, worker] : workers) known.insert(worker.pid);
+    std::vector<pid_t> found;
+    std::ifstream file(fmt::format("/proc/self/task/{}/children", ::getpid()));
+    for (pid_t pid; file >> pid;) {
+      if (!known.contains(pid)) found.push_back(pid);
+    }
+    return found;
   }
 
   void announce_gone(int rank, uint32_t incarnation) {
@@ -333,9 +363,12 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     else worker->condemned = true;
   }
 
+  // While it lives, all that is below it can still be seen.
   static void kill_tree(pid_t pid) {
+    std::vector<pid_t> below = descendants_of(pid);
     ::kill(-pid, SIGKILL);
     ::kill(pid, SIGKILL);
+    for (pid_t one : below) ::kill(one, SIGKILL);
   }
 
   void to_workers(const Message& message) {
@@ -382,7 +415,10 @@ void Agent::on_message(Message message) {
 
 void Agent::warm_up() { core_->start_warm_parent(); }
 
-void Agent::sweep_all() { agent::sweep(kMarkerName, core_->options.marker, {}); }
+void Agent::sweep_all() {
+  for (pid_t pid : descendants_of(::getpid())) ::kill(pid, SIGKILL);
+  agent::sweep(kMarkerName, core_->options.marker, {});
+}
 
 json Agent::describe() const {
   return {{"warm_parent", core_->warm_pid},

@@ -120,6 +120,42 @@ std::vector<pid_t> processes_with(const std::string& name, const std::string& va
   return found;
 }
 
+std::vector<pid_t> descendants_of(pid_t pid) {
+  std::multimap<pid_t, pid_t> children;
+  DIR* folder = ::opendir("/proc");
+  if (!folder) throw_errno("open /proc");
+  while (dirent* entry = ::readdir(folder)) {
+    pid_t child = std::atoi(entry->d_name);
+    if (child <= 0) continue;
+    std::ifstream file(fmt::format("/proc/{}/stat", child));
+    std::string text((std::istreambuf_iterator<char>(file)), {});
+    size_t after_name = text.rfind(')');  // the name itself may hold blanks and brackets
+    char state = 0;
+    pid_t parent = 0;
+    if (after_name != std::string::npos && std::sscanf(text.c_str() + after_name + 1, " %c %d", &state, &parent) == 2) children.emplace(parent, child);
+  }
+  ::closedir(folder);
+  std::vector<pid_t> found;
+  std::vector<pid_t> todo = {pid};
+  while (!todo.empty()) {
+    auto [begin, end] = children.equal_range(todo.back());
+    todo.pop_back();
+    for (auto child = begin; child != end; ++child) {
+      found.push_back(child->second);
+      todo.push_back(child->second);
+    }
+  }
+  return found;
+}
+
+std::string variable_of(pid_t pid, const std::string& name) {
+  std::ifstream file(fmt::format("/proc/{}/environ", pid), std::ios::binary);
+  for (std::string entry; std::getline(file, entry, '\0');) {
+    if (entry.rfind(name + "=", 0) == 0) return entry.substr(name.size() + 1);
+  }
+  return "";
+}
+
 size_t sweep(const std::string& name, const std::string& value, const std::vector<pid_t>& spare) {
   size_t left = 0;
   for (int round = 0; round < 20; ++round) {

@@ -9,6 +9,7 @@
 
 #include "ddip/base/error.h"
 #include "ddip/base/fd.h"
+#include "ddip/net/local_socket.h"
 
 namespace ddip::client {
 
@@ -33,9 +34,15 @@ std::vector<GroupFolder> all_groups(const fs::path& runtime) {
 
 GroupFolder require_group(const fs::path& runtime, const std::string& name) {
   std::vector<std::string> running;
+  std::error_code ignored;
+  // Somebody else's folder in our place is not walked into: whoever answers there is not our coordinator.
+  if (fs::exists(runtime, ignored)) net::check_private_folder(runtime);
   for (const GroupFolder& group : all_groups(runtime)) {
     if (!is_running(group)) continue;
-    if (group.name() == name) return group;
+    if (group.name() == name) {
+      net::check_private_folder(group.path);
+      return group;
+    }
     running.push_back(group.name());
   }
   if (running.empty()) throw ConfigError(fmt::format("no group named {}: no group is running; `ddip up` or %makedip starts one", name));

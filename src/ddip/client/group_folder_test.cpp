@@ -24,6 +24,7 @@ class GroupFolderTest : public testing::Test {
 
   void make_dead(const std::string& name) {
     fs::create_directory(runtime / name);
+    fs::permissions(runtime / name, fs::perms::owner_all);
     std::ofstream(runtime / name / "lock") << "";
   }
   // As a coordinator holds it; the group runs as long as the descriptor lives.
@@ -83,6 +84,17 @@ TEST_F(GroupFolderTest, unknown_group_is_refused_with_those_that_run) {
   Fd one = make_running("one"), two = make_running("two");
   EXPECT_EQ(refusal("main"), "no group named main; running: one, two");
   EXPECT_EQ(require_group(runtime, "two").path, runtime / "two");
+}
+
+TEST_F(GroupFolderTest, folder_that_others_may_enter_is_not_walked_into) {
+  Fd one = make_running("one");
+  fs::permissions(runtime / "one", fs::perms::owner_all | fs::perms::others_exec);
+  EXPECT_NE(refusal("one").find("open to others"), std::string::npos);
+  fs::permissions(runtime / "one", fs::perms::owner_all);
+  EXPECT_EQ(refusal("one"), "");
+  fs::permissions(runtime, fs::perms::owner_all | fs::perms::group_write);
+  EXPECT_NE(refusal("one").find("open to others"), std::string::npos);
+  fs::permissions(runtime, fs::perms::owner_all);
 }
 
 TEST_F(GroupFolderTest, files_have_their_documented_names) {

@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <deque>
 #include <fstream>
 #include <map>
 
@@ -92,7 +93,18 @@ struct Coordinator::Core {
 
   // ---- membership: events in, actions out
 
+  // Carrying an action out may bring the next event at once (a process that cannot be started, say): it waits its turn,
+  // or the rest of this decision's actions would come after those of the next.
   void decide(const membership::Event& event) {
+    waiting_events.push_back(event);
+    if (waiting_events.size() > 1) return;
+    while (!waiting_events.empty()) {
+      decide_one(waiting_events.front());
+      waiting_events.pop_front();
+    }
+  }
+
+  void decide_one(const membership::Event& event) {
     membership::Decision decision = membership::decide(std::move(members), event, std::chrono::steady_clock::now(), membership_options);
     members = std::move(decision.state);
     if (!decision.reason.empty()) log("membership: {}", decision.reason);
@@ -131,6 +143,7 @@ struct Coordinator::Core {
   void act(const membership::AnnounceReady& ready) {
     if (!was_ready) {
       was_ready = true;
+      touch();
       return events.on_ready();
     }
     for (int rank : ready.ranks) {
@@ -189,10 +202,11 @@ struct Coordinator::Core {
       case Type::stacks:
         return on_stacks(std::move(message));
       case Type::input_request:
-        if (Session* session = session_of(message.id)) return session->channel->send(message);
-        message.body = {{"error", "input() needs a front end, and the one that asked for this cell is gone"}};
-        message.type = Type::input_reply;
-        return events.to_agent(std::move(message));
+        if (Session* session = session_of(message.id)) {
+          asking[message.id].insert(message.rank);
+          return session->channel->send(message);
+        }
+        return refuse_input(message.id, message.rank);
       default:
         log("agent sent {}, ignored", wire::name_of(message.type));
     }
@@ -241,7 +255,9 @@ struct Coordinator::Core {
     }
     if (!requests.finished(cell)) return;
     record(request.silent, cell, RecordKind::cell_done, wire::kNoRank, 0, "{}", request.session);
-    if (Session* session = door.find(request.session)) session->cells.erase(cell);
+    // One that lags has not been given the end yet; catch_up() does both.
+    if (Session* session = door.find(request.session); session && !session->lagging) session->cells.erase(cell);
+    asking.erase(cell);
     requests.forget(cell);
     touch();
   }
@@ -302,6 +318,7 @@ struct Coordinator::Core {
         return false;
       }
       if (entry.kind == RecordKind::gap || interested(session, entry)) send_record(session, entry);
+      if (entry.kind == RecordKind::cell_done) session.cells.erase(entry.cell);
       session.cursor = entry.sequence;
       return true;
     });
@@ -323,15 +340,33 @@ struct Coordinator::Core {
 
   void on_enter(Session& session, Message hello) {
     session.cursor = journal.last_sequence();
+    session.entered_at = session.cursor;
     touch();
+    if (!session.client.empty()) {
+      try {
+        // Asking is how the journal tells whether it can keep this name.
+        uint64_t acknowledged = journal.acknowledged(session.client);
+        // What happens from here on is news to this client when it comes back, acknowledged or not.
+        known_since.try_emplace(session.client, std::max(acknowledged, journal.last_sequence()));
+      } catch (const ConfigError& error) {
+        return refuse(session, hello.id, fmt::format("client {}: {}", json(session.client).dump(-1, ' ', false, json::error_handler_t::replace), error.what()));
+      }
+    }
     Message welcome{Type::welcome, wire::kNoRank, members.epoch, hello.id, info(), {}};
     session.channel->send(welcome);
   }
 
   void on_leave(Session& session, const std::string& reason) {
     log("client {} (pid {}) left: {}", session.client, session.pid, reason);
+    for (uint64_t cell : session.cells) {
+      for (int rank : std::exchange(asking[cell], {})) refuse_input(cell, rank);
+    }
     save_acknowledgements();
     touch();
+  }
+
+  void refuse_input(uint64_t cell, int rank) {
+    events.to_agent({Type::input_reply, rank, members.epoch, cell, {{"error", "input() needs a front end, and the one that asked for this cell is gone"}}, {}});
   }
 
   void on_client(Session& session, Message message) {
@@ -349,6 +384,7 @@ struct Coordinator::Core {
         if (!acknowledge_timer) acknowledge_timer = loop.after(kAcknowledgePause, [this] { save_acknowledgements(); });
         return;
       case Type::input_reply:
+        asking[message.id].erase(message.rank);
         return events.to_agent(std::move(message));
       case Type::stop:
         stop_requests.emplace_back(session.number, message.id);
@@ -484,6 +520,8 @@ struct Coordinator::Core {
       session.cursor = message.body.at("after").get<uint64_t>();
     } else if (acknowledged > 0) {
       session.cursor = acknowledged;
+    } else if (auto known = known_since.find(session.client); known != known_since.end() && known->second < session.entered_at) {
+      session.cursor = known->second;
     } else {
       // Somebody new: what is unfinished, not the whole past.
       session.only_unfinished = true;
@@ -615,7 +653,7 @@ struct Coordinator::Core {
   // Something happened; the idle clock starts anew. Idle = no cell open and no client connected.
   void touch() {
     idle_timer.cancel();
-    if (options.idle <= 0) return;
+    if (options.idle <= 0 || !was_ready) return;
     idle_timer = loop.after(seconds(options.idle), [this] {
       if (requests.size() == 0 && door.sessions().empty()) return stop(fmt::format("nobody used it for {} s (--idle)", options.idle));
       touch();
@@ -628,6 +666,7 @@ struct Coordinator::Core {
   Journal journal;
   membership::State members;
   membership::Options membership_options;
+  std::deque<membership::Event> waiting_events;  // the first is being decided
   RequestTable requests;
   std::vector<std::string> tails;        // the end of each rank's output, for the obituary
   Door door;
@@ -648,6 +687,8 @@ struct Coordinator::Core {
   std::vector<membership::Kill> stop_kills;
   std::map<uint64_t, net::Loop::Handle> grace_timers;
   std::map<std::string, uint64_t> acknowledgements;
+  std::map<std::string, uint64_t> known_since;  // client → last record before it first came
+  std::map<uint64_t, std::set<int>> asking;     // cell → ranks that wait for a line from the front end
   std::string refusal;
   int rebuilds = 0;
   uint64_t user_cells = 0;

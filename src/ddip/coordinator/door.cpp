@@ -12,6 +12,8 @@
 namespace ddip::coordinator {
 namespace {
 
+constexpr int kAcceptsPerTurn = 8;
+
 // Every byte is looked at, so that timing tells nothing about the key.
 bool equal_keys(const std::string& left, const std::string& right) {
   if (left.size() != right.size()) return false;
@@ -31,7 +33,7 @@ struct Door::Pending {
 
 Door::Door(net::Loop& loop, Fd listener, std::string key, Events events, DoorLimits limits)
     : loop_(loop), listener_(std::move(listener)), key_(std::move(key)), limits_(limits), events_(std::move(events)) {
-  watch_listener();
+  accepting_ = loop_.when_readable(listener_.get(), [this] { accept_all(); });
 }
 
 Door::~Door() = default;
@@ -43,14 +45,13 @@ Session* Door::find(uint64_t number) {
   return nullptr;
 }
 
-void Door::watch_listener() {
-  if (!accepting_) accepting_ = loop_.when_readable(listener_.get(), [this] { accept_all(); });
-}
-
+// A few at a time, so that those who have come are heard before more come in. When all places are taken the one that has
+// been silent longest gives way: a real client says hello at once.
 void Door::accept_all() {
-  while (pending_.size() < limits_.pending) {
+  for (int count = 0; count < kAcceptsPerTurn; ++count) {
     Fd socket = net::accept_from(listener_.get());
     if (!socket) return;
+    if (pending_.size() >= limits_.pending) drop_pending(pending_.begin()->first, "others came");
     net::Peer peer = net::peer_of(socket.get());
     if (!net::may_connect(peer)) {
       // The first few and then every thousandth: a flood must not become a flood of log lines.
@@ -77,8 +78,6 @@ void Door::accept_all() {
     pending->deadline = loop_.after(limits_.handshake, [this, number] { drop_pending(number, "no hello in time"); });
     pending_.emplace(number, std::move(pending));
   }
-  // Full: those who wait stay in the listener's queue, and looking at it would spin. Watched again when there is room.
-  accepting_.cancel();
 }
 
 void Door::drop_pending(uint64_t number, const std::string& reason) {
@@ -89,7 +88,6 @@ void Door::drop_pending(uint64_t number, const std::string& reason) {
   std::shared_ptr<Pending> gone = std::move(found->second);
   pending_.erase(found);
   loop_.post([gone] {});
-  watch_listener();
 }
 
 void Door::on_hello(uint64_t number, wire::Message message) {
@@ -105,7 +103,6 @@ void Door::on_hello(uint64_t number, wire::Message message) {
   std::string client = message.body.value("client", "");  // throws if it is no text, so before anything is changed
   std::unique_ptr<Pending> pending = std::move(pending_.at(number));
   pending_.erase(number);
-  watch_listener();
   Session& session = sessions_.emplace_back();
   session.number = number;
   session.client = std::move(client);

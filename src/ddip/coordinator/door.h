@@ -23,6 +23,7 @@ struct Session {
   bool follows_all = false;     // watches every cell of the group
   bool only_unfinished = false; // …but nothing that was already over when it came:
   uint64_t first_cell = 0;      // cells before this one are the past
+  uint64_t entered_at = 0;      // the journal's last record when it came
   uint64_t watch_request = 0;   // to be answered by caught_up; 0: none
   uint64_t cursor = 0;          // last journal record it has been given, or did not care for
   bool lagging = false;         // its queue was full: the rest comes from the journal
@@ -52,7 +53,6 @@ class Door {
 
  private:
   struct Pending;
-  void watch_listener();
   void accept_all();
   void on_hello(uint64_t number, wire::Message message);
   void drop_pending(uint64_t number, const std::string& reason);

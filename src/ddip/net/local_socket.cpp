@@ -42,6 +42,10 @@ void require_private_folder(const std::filesystem::path& folder) {
   if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
     throw ConfigError(fmt::format("cannot make the folder {}: {}", folder.string(), std::strerror(errno)));
   }
+  check_private_folder(folder);
+}
+
+void check_private_folder(const std::filesystem::path& folder) {
   struct stat status {};
   if (::lstat(folder.c_str(), &status) != 0) {
     throw ConfigError(fmt::format("cannot look at {}: {}", folder.string(), std::strerror(errno)));

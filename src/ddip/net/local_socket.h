@@ -19,6 +19,9 @@ struct Peer {
 // with the reason otherwise.
 void require_private_folder(const std::filesystem::path& folder);
 
+// The same check without making it; for those who only look.
+void check_private_folder(const std::filesystem::path& folder);
+
 // The folder of all groups of this user: `override_folder` if not empty, else /tmp/ddip-UID. Not under
 // /run/user/UID, because that vanishes at logout while the group lives.
 std::filesystem::path runtime_folder(const std::string& override_folder);

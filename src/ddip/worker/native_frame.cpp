@@ -110,6 +110,8 @@ std::string native_frame(pid_t thread) {
     Dl_info info{};
     if (!code || !code->executable || ::dladdr(reinterpret_cast<void*>(address), &info) == 0) continue;
     if (!info.dli_sname || !info.dli_fname || is_plumbing(base_name(info.dli_fname))) continue;
+    // _ZT…: tables and names of types, which share the pages of code in some libraries.
+    if (std::strncmp(info.dli_sname, "_ZT", 3) == 0) continue;
     return fmt::format("{} in {} ({})", function_name(info.dli_sname), base_name(info.dli_fname), sleeping);
   }
   return sleeping;
