@@ -47,18 +47,7 @@ def kill_worker(group: Any) -> None:
     )
 
 
-ESCAPED = {
-    ("own_session", restart),
-    ("own_session", kill_worker),
-    ("grandchild_of_a_dead_child", restart),
-    ("grandchild_of_a_dead_child", kill_worker),
-}
-ESCAPED |= {("own_session_empty_environment", ending) for ending in (stop, restart, kill_worker)}
-CASES = [
-    pytest.param(kind, ending if (kind, ending) in ESCAPED else [])
-    for kind in CHILDREN
-    for ending in (stop, restart, kill_worker)
-]
+CASES = [pytest.param(kind, ending, id=f"{kind}-{ending.__name__}") for kind in CHILDREN for ending in (stop, restart, kill_worker)]
 
 
 @pytest.mark.parametrize("kind, ending", CASES)

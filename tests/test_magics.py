@@ -796,7 +796,7 @@ def test_dipwhy_tells_who_is_where(dip: TerminalShell, plain: Any) -> None:
 def test_attaching_shows_what_this_client_missed_once(shell: TerminalShell) -> None:
     shell.do("%makedip -n 2")
     shell.do("%%dip\nprint('seen before')")
-    other = ddip.attach(default_name(), "somebody else")
+    other = ddip.attach(default_name(), "somebody-else")
     other.run("print('said meanwhile')")
     shell.magics.group = None
     lines = shell.do("%makedip --attach " + default_name()).out.splitlines()

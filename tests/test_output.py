@@ -113,7 +113,7 @@ print('first is over')
     )
     number = first.number
     first.results()
-    either.client.request("watch", {})
+    either.client.request("watch", {"after": either.info()["last_sequence"]})
     second = either.run(
         f"print('second'); open({str(gate)!r}, 'w').close()\nfor r in '01': wait_for({str(done)!r} + r)", wait=False
     )

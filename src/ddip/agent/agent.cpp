@@ -89,7 +89,7 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
                                 if (auto self = weak.lock()) self->on_warm_message(std::move(message));
                               },
                               [weak](const std::string& reason) {
-                                if (auto self = weak.lock()) self->on_warm_gone(reason);
+                                if (auto self = weak.lock()) self->on_warm_silent(reason);
                               },
                               nullptr});
     warm_died = loop.when_readable(warm_pidfd.get(), [weak] {
@@ -134,11 +134,20 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     }
   }
 
+  // Its socket closes a moment before it can be reaped, and how it ended is worth that moment.
+  void on_warm_silent(const std::string& reason) {
+    std::weak_ptr<Core> weak = weak_from_this();
+    warm_patience = loop.after(kReapPatience, [weak, reason] {
+      if (auto self = weak.lock()) self->on_warm_gone(reason);
+    });
+  }
+
   void on_warm_gone(const std::string& reason) {
     if (!warm_channel) return;
     log("warm parent {} is gone: {}", warm_pid, reason);
     warm_channel.reset();
     warm_died.cancel();
+    warm_patience.cancel();
     ::kill(warm_pid, SIGKILL);
     Ending ending;
     std::string how = reap(warm_pid, ending) ? ddip::describe(ending) : reason;
@@ -391,6 +400,7 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
   Fd warm_pidfd;
   std::unique_ptr<wire::Channel> warm_channel;
   net::Loop::Handle warm_died;
+  net::Loop::Handle warm_patience;
   bool warmed = false;
   json warm_report = json::object();
   std::map<int, Worker> workers;
