@@ -55,6 +55,7 @@ int main(int argc, char** argv) {
   ::shutdown(near.get(), SHUT_RDWR);
   peer.join();
   Quantiles socket = quantiles(bare), echo = quantiles(whole);
-  std::printf("{\"socket_us\": %.1f, \"socket_p90_us\": %.1f, \"echo_us\": %.1f, \"echo_p90_us\": %.1f}\n", socket.median, socket.p90, echo.median, echo.p90);
+  std::printf("{\"socket_us\": %.1f, \"socket_p90_us\": %.1f, \"echo_us\": %.1f, \"echo_p90_us\": %.1f}\n",
+              socket.median, socket.p90, echo.median, echo.p90);
   return 0;
 }

@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import time
-from typing import Any, Callable, Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy
 import psutil
@@ -56,7 +57,9 @@ def round_trip(table: Table, quick: bool) -> None:
     for workers in (2, 4):
         with peers(workers) as (group, view):
             a, b = interleave(20 if quick else 200, lambda: group.run("pass"), lambda: view.execute("pass", block=True))
-            table.add(f"empty cell, {workers} workers", a, b, "ms", "≥ 15×, < 0.5 ms" if workers == 2 else "≥ 15×, < 1 ms")
+            table.add(
+                f"empty cell, {workers} workers", a, b, "ms", "≥ 15×, < 0.5 ms" if workers == 2 else "≥ 15×, < 1 ms"
+            )
 
 
 def push(table: Table, quick: bool) -> None:
@@ -79,7 +82,9 @@ def push(table: Table, quick: bool) -> None:
             a, b = interleave(repeats, ours, theirs)
             table.add(f"push 256 MiB to {workers}, every page written", a, b, "s", "≥ 8×")
             if workers == 2:
-                a, b = interleave(repeats, lambda: group.pull("x", rank=0), lambda: view.pull("x", targets=0, block=True))
+                a, b = interleave(
+                    repeats, lambda: group.pull("x", rank=0), lambda: view.pull("x", targets=0, block=True)
+                )
                 table.add("pull 256 MiB from one rank", a, b, "s", "< 0.15 s")
 
 
@@ -88,7 +93,9 @@ def start(table: Table, quick: bool) -> None:
 
     a, b, floor = [], [], []
     for _ in range(2 if quick else 20):
-        floor.append(timed(lambda: subprocess.run([ddip.group.sys.executable, "-c", "import torch, IPython"], check=True)))
+        floor.append(
+            timed(lambda: subprocess.run([ddip.group.sys.executable, "-c", "import torch, IPython"], check=True))
+        )
         begun = time.perf_counter()
         group = ddip.Group(workers=4)
         group.run("1+1")
@@ -107,7 +114,13 @@ def start(table: Table, quick: bool) -> None:
 
 def restart(table: Table, quick: bool) -> None:
     with ddip.Group(workers=4) as group:
-        table.add("restart of 4 workers, first reply", [timed(lambda: (group.restart(), group.run("1+1"))) for _ in range(3 if quick else 20)], None, "s", "< 0.2 s")
+        table.add(
+            "restart of 4 workers, first reply",
+            [timed(lambda: (group.restart(), group.run("1+1"))) for _ in range(3 if quick else 20)],
+            None,
+            "s",
+            "< 0.2 s",
+        )
 
 
 def death(table: Table, quick: bool) -> None:
@@ -129,7 +142,13 @@ def death(table: Table, quick: bool) -> None:
 def attach(table: Table, quick: bool) -> None:
     with ddip.Group(workers=2, name="bench-attach") as group:
         group.run("for i in range(1000): print(i)")
-        table.add("re-attach and read 1,000 lines × 2", [timed(read_past) for _ in range(3 if quick else 20)], None, "s", "< 1 s")
+        table.add(
+            "re-attach and read 1,000 lines × 2",
+            [timed(read_past) for _ in range(3 if quick else 20)],
+            None,
+            "s",
+            "< 1 s",
+        )
 
 
 def read_past() -> None:
@@ -158,7 +177,10 @@ def output(table: Table, quick: bool) -> None:
                 seen += event[3].count(b"\n")
             elif event is not None:
                 cell.take(event)
-            peak = [max(peak[0], coordinator.memory_info().rss - before[0]), max(peak[1], kernel.memory_info().rss - before[1])]
+            peak = [
+                max(peak[0], coordinator.memory_info().rss - before[0]),
+                max(peak[1], kernel.memory_info().rss - before[1]),
+            ]
         seconds = time.perf_counter() - begun
         next_cell = timed(lambda: group.run("pass"))
     megabytes = lines * 4 * 100 / 1e6
@@ -171,7 +193,11 @@ def output(table: Table, quick: bool) -> None:
 def echo(table: Table, quick: bool) -> None:
     with ddip.Group(workers=1) as group:
         program = os.path.join(ROOT, "build", "release", "benchmarks", "echo_benchmark")
-        answer = json.loads(subprocess.run([program, group._folder, "200" if quick else "5000"], check=True, capture_output=True, text=True).stdout)
+        answer = json.loads(
+            subprocess.run(
+                [program, group._folder, "200" if quick else "5000"], check=True, capture_output=True, text=True
+            ).stdout
+        )
     ratio = answer["echo_us"] / answer["socket_us"]
     table.say("echo client → worker → client (C++)", f"{answer['echo_us']} µs (p90 {answer['echo_p90_us']})",
               f"bare socket {answer['socket_us']} µs (p90 {answer['socket_p90_us']})", f"{ratio:.1f} × the socket", "≤ 10 ×")  # fmt: skip

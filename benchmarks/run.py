@@ -25,7 +25,10 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def machine() -> str:
-    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
+    model = next(
+        (line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
+        platform.machine(),
+    )
     memory = next(int(line.split()[1]) for line in open("/proc/meminfo") if line.startswith("MemTotal")) / 2**20
     return f"{os.cpu_count()} cores ({model}), {memory:.0f} GiB, Linux {platform.release()}, Python {platform.python_version()}"
 
@@ -36,9 +39,19 @@ def main() -> int:
     parser.add_argument("--only", default="", help="comma-separated names of measures")
     parser.add_argument("--markdown", default="", help="also write the table to this file")
     options = parser.parse_args()
-    subprocess.run(["cmake", "--build", os.path.join(ROOT, "build", "release"), "--target", "echo_benchmark"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        ["cmake", "--build", os.path.join(ROOT, "build", "release"), "--target", "echo_benchmark"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     folder = tempfile.mkdtemp(prefix="ddb", dir="/tmp")
-    os.environ.update({"DDIP_RUNTIME_DIR": os.path.join(folder, "r"), "XDG_STATE_HOME": os.path.join(folder, "s"), "IPYTHONDIR": os.path.join(folder, "ipython")})
+    os.environ.update(
+        {
+            "DDIP_RUNTIME_DIR": os.path.join(folder, "r"),
+            "XDG_STATE_HOME": os.path.join(folder, "s"),
+            "IPYTHONDIR": os.path.join(folder, "ipython"),
+        }
+    )
     os.environ.update({"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"})
     table = Table()
     before = control_seconds()
@@ -66,5 +79,3 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
-
-

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Optional, Sequence
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Table:
     def __init__(self) -> None:
         self.rows: list[Row] = []
 
-    def add(self, what: str, ours: Sequence[float], peer: Optional[Sequence[float]], unit: str, target: str) -> None:
+    def add(self, what: str, ours: Sequence[float], peer: Sequence[float] | None, unit: str, target: str) -> None:
         """Times; the ratio is peer over ours, so larger is better."""
         ratio = f"{statistics.median(peer) / statistics.median(ours):.1f}×" if peer else "–"
         self.rows.append(Row(what, shown(ours, unit), shown(peer, unit) if peer else "–", ratio, target))

@@ -21,7 +21,9 @@ def four_ranks(request: pytest.FixtureRequest) -> Iterator[ddip.Group]:
 
 def test_four_ranks_compute_on_one_gpu(four_ranks: ddip.Group) -> None:
     assert four_ranks.info()["agent"]["start"] in ("fork", "exec")
-    four_ranks.run("import torch, ddip\nx = torch.full((1024, 1024), float(ddip.rank()), device=ddip.device())\ny = (x @ x).sum().item()")
+    four_ranks.run(
+        "import torch, ddip\nx = torch.full((1024, 1024), float(ddip.rank()), device=ddip.device())\ny = (x @ x).sum().item()"
+    )
     assert four_ranks.pull("y", rank="all") == [1024.0**3 * rank * rank for rank in range(4)]
     assert [result.value for result in four_ranks.run("str(x.device)")] == ["cuda:0"] * 4
 

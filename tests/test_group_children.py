@@ -47,7 +47,11 @@ def kill_worker(group: Any) -> None:
     )
 
 
-CASES = [pytest.param(kind, ending, id=f"{kind}-{ending.__name__}") for kind in CHILDREN for ending in (stop, restart, kill_worker)]
+CASES = [
+    pytest.param(kind, ending, id=f"{kind}-{ending.__name__}")
+    for kind in CHILDREN
+    for ending in (stop, restart, kill_worker)
+]
 
 
 @pytest.mark.parametrize("kind, ending", CASES)

@@ -12,6 +12,8 @@ from support.waiting import Stopwatch, wait_until
 
 FLOOD = "line = 'x' * 99\nfor number in range(500_000): print(line)"  # 50 MB on each rank
 MIB = 1 << 20
+
+
 class Peak:
     """The most memory a process held while we looked."""
 

@@ -16,7 +16,9 @@ HIDE = str(Path(__file__).parent / "support" / "no_ipython")
 def run_client(code: str) -> str:
     """In a process of its own, with a module path on which IPython cannot be imported."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([HIDE, os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -42,7 +42,8 @@ class Status {
   explicit Status(Fd pipe) : pipe_(std::move(pipe)) {}
   void say(const json& line) {
     std::string text = line.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
-    if (pipe_) [[maybe_unused]] ssize_t written = ::write(pipe_.get(), text.data(), text.size());
+    if (pipe_) [[maybe_unused]]
+      ssize_t written = ::write(pipe_.get(), text.data(), text.size());
   }
   void close() { pipe_.reset(); }
   int fd() const { return pipe_.get(); }
@@ -108,7 +109,8 @@ std::string make_key(const client::GroupFolder& folder) {
 void forget_oldest_groups(const fs::path& state, const fs::path& runtime) {
   std::vector<std::pair<fs::file_time_type, fs::path>> dead;
   for (const fs::directory_entry& entry : fs::directory_iterator(state)) {
-    if (!client::is_running(client::group_folder(runtime, entry.path().filename().string()))) dead.emplace_back(entry.last_write_time(), entry.path());
+    if (!client::is_running(client::group_folder(runtime, entry.path().filename().string())))
+      dead.emplace_back(entry.last_write_time(), entry.path());
   }
   std::sort(dead.begin(), dead.end());
   std::error_code ignored;
@@ -133,12 +135,14 @@ fs::path make_journal_folder(const fs::path& state, const fs::path& runtime, con
 std::vector<launch::Device> find_devices(const json& config, const agent::Environment& environment) {
   std::optional<std::string> visible;
   if (auto found = environment.find("CUDA_VISIBLE_DEVICES"); found != environment.end()) visible = found->second;
-  if (config.contains("test_devices")) return launch::written_devices(config.at("test_devices").get<std::string>(), visible)->devices();
+  if (config.contains("test_devices"))
+    return launch::written_devices(config.at("test_devices").get<std::string>(), visible)->devices();
   return launch::nvidia_devices(visible)->devices();
 }
 
 void run_group(const json& config, Status& status) {
-  client::GroupFolder folder = client::group_folder(config.at("runtime").get<std::string>(), config.at("name").get<std::string>());
+  client::GroupFolder folder =
+      client::group_folder(config.at("runtime").get<std::string>(), config.at("name").get<std::string>());
   net::require_private_folder(folder.path.parent_path());
   net::require_private_folder(folder.path);
   Fd lock = take_lock(folder);
@@ -152,8 +156,11 @@ void run_group(const json& config, Status& status) {
 
   auto environment = config.at("environment").get<agent::Environment>();
   environment["DDIP_CORE_LIMIT"] = forbid_core_files();
-  launch::GroupOptions flags = launch::parse_group_flags(config.at("flags").get<std::vector<std::string>>(), config.value("command", "ddip up"));
-  launch::local::Plan plan = launch::local::plan(flags, find_devices(config, environment), static_cast<int>(std::max(1u, std::thread::hardware_concurrency())), environment);
+  launch::GroupOptions flags =
+      launch::parse_group_flags(config.at("flags").get<std::vector<std::string>>(), config.value("command", "ddip up"));
+  launch::local::Plan plan =
+      launch::local::plan(flags, find_devices(config, environment),
+                          static_cast<int>(std::max(1u, std::thread::hardware_concurrency())), environment);
   auto [store_listener, port] = net::listen_on_loopback(plan.master_port.value_or(0));
 
   coordinator::Options options;
@@ -176,10 +183,18 @@ void run_group(const json& config, Status& status) {
   options.grace = flags.grace ? flags.grace->count() : 0;
   options.owner = flags.on_exit == launch::OnExit::Stop ? config.value("owner", 0) : 0;
   options.key = make_key(folder);
-  options.journal_folder = make_journal_folder(config.at("state").get<std::string>(), folder.path.parent_path(), folder.name());
-  options.facts = {{"sentence", plan.sentence}, {"backend", plan.backend}, {"port", port}, {"threads", plan.threads}, {"gpus", plan.gpus},
-                   {"python", config.at("python")}, {"folder", config.at("folder")}, {"on_exit", flags.on_exit == launch::OnExit::Stop ? "stop" : "keep"},
-                   {"seed", flags.seed ? *flags.seed : config.at("seed").get<uint64_t>()}, {"settle", options.settle}};
+  options.journal_folder =
+      make_journal_folder(config.at("state").get<std::string>(), folder.path.parent_path(), folder.name());
+  options.facts = {{"sentence", plan.sentence},
+                   {"backend", plan.backend},
+                   {"port", port},
+                   {"threads", plan.threads},
+                   {"gpus", plan.gpus},
+                   {"python", config.at("python")},
+                   {"folder", config.at("folder")},
+                   {"on_exit", flags.on_exit == launch::OnExit::Stop ? "stop" : "keep"},
+                   {"seed", flags.seed ? *flags.seed : config.at("seed").get<uint64_t>()},
+                   {"settle", options.settle}};
   options.listener = net::listen_at(folder.socket());
 
   net::Loop loop;
@@ -192,11 +207,11 @@ void run_group(const json& config, Status& status) {
   agent_options.environment = environment;
   agent_options.start = flags.start == launch::StartMethod::Fork ? agent::Start::fork : agent::Start::exec;
   agent_options.store_listener = std::move(store_listener);
-  agent::Agent agent(loop, std::move(agent_options), [&](wire::Message message) { door->on_agent(std::move(message)); });
+  agent::Agent agent(loop, std::move(agent_options),
+                     [&](wire::Message message) { door->on_agent(std::move(message)); });
   coordinator::Coordinator coordinator(
       loop, std::move(options),
-      {[&](wire::Message message) { agent.on_message(std::move(message)); },
-       [&] { return agent.describe(); },
+      {[&](wire::Message message) { agent.on_message(std::move(message)); }, [&] { return agent.describe(); },
        [&] {
          starter_gone.cancel();
          status.say({{"ready", {{"name", folder.name()}, {"sentence", plan.sentence}}}});
@@ -216,7 +231,8 @@ void run_group(const json& config, Status& status) {
   Fd asked(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
   net::Loop::Handle on_signal = loop.when_readable(asked.get(), [&] {
     signalfd_siginfo info;
-    while (::read(asked.get(), &info, sizeof info) == sizeof info) coordinator.stop(fmt::format("signal {}", info.ssi_signo));
+    while (::read(asked.get(), &info, sizeof info) == sizeof info)
+      coordinator.stop(fmt::format("signal {}", info.ssi_signo));
   });
 
   // A start that nobody waits for any more (stop was pressed, the kernel died) must not leave a group behind: the end

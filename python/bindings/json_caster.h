@@ -12,7 +12,8 @@ using nlohmann::json;
 
 inline py::object to_python(const json& value) {
   switch (value.type()) {
-    case json::value_t::null: case json::value_t::discarded: return py::none();
+    case json::value_t::null:
+    case json::value_t::discarded: return py::none();
     case json::value_t::boolean: return py::bool_(value.get<bool>());
     case json::value_t::number_integer: return py::int_(value.get<int64_t>());
     case json::value_t::number_unsigned: return py::int_(value.get<uint64_t>());

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional
+from typing import TYPE_CHECKING, Any
 
 from ddip import values
 from ddip.errors import RankError
@@ -33,7 +34,7 @@ class Result:
 class Remote:
     """A value that stayed on its rank: its repr, and the way to fetch it."""
 
-    def __init__(self, group: Group, rank: int, text: str, why: str, handle: Optional[str]) -> None:
+    def __init__(self, group: Group, rank: int, text: str, why: str, handle: str | None) -> None:
         self._group, self.rank, self._text, self.why, self._handle = group, rank, text, why, handle
 
     def fetch(self) -> Any:
@@ -63,10 +64,10 @@ class Cell:
         self._payloads: dict[int, values.Packed] = {}
         self._finished = threading.Event()
         self._news = threading.Condition()
-        self._thread: Optional[threading.Thread] = None
+        self._thread: threading.Thread | None = None
         self._lines: list[tuple[int, str]] = []
         self._partial: dict[tuple[int, int], bytes] = {}
-        self.lost: Optional[BaseException] = None
+        self.lost: BaseException | None = None
 
     # ---- taking events in
 
@@ -96,16 +97,16 @@ class Cell:
         self._partial[(rank, stream)] = rest
         self._lines += [(rank, line.decode("utf-8", "replace")) for line in lines]
 
-    def pump(self, timeout: float) -> Optional[Event]:
+    def pump(self, timeout: float) -> Event | None:
         """The next event, taken in; None if none came in time."""
-        event: Optional[Event] = self.group.client.next(self.number, timeout)
+        event: Event | None = self.group.client.next(self.number, timeout)
         if event is not None:
             self.take(event)
             if self.finished:
                 self.group.client.forget(self.number)
         return event
 
-    def follow(self, show: Optional[Callable[[Event], None]] = None) -> None:
+    def follow(self, show: Callable[[Event], None] | None = None) -> None:
         """Takes all events on a thread of its own, so that output arrives while the caller does something else."""
 
         def run() -> None:
@@ -145,7 +146,7 @@ class Cell:
                 return word
         return "done"
 
-    def wait(self, timeout: Optional[float] = None) -> bool:
+    def wait(self, timeout: float | None = None) -> bool:
         """Whether it is over. Returns early only when the time is."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.finished:
@@ -200,16 +201,27 @@ class Cell:
                 value = about["kept"]
             else:
                 value = Remote(self.group, rank, about.get("repr", ""), about.get("why", ""), about.get("handle"))
-        return Result(rank, value, self.text(rank, OUT), self.text(rank, ERR), ending.get("seconds", 0.0), ending.get("memory", {}))
+        return Result(
+            rank,
+            value,
+            self.text(rank, OUT),
+            self.text(rank, ERR),
+            ending.get("seconds", 0.0),
+            ending.get("memory", {}),
+        )
 
     def raise_if_failed(self) -> None:
         failed = [rank for rank in self.order if self.endings[rank].get("outcome") != "ok"]
         if not failed:
             return
         if all(self.endings[rank]["outcome"] == "interrupted" for rank in failed):
-            raise KeyboardInterrupt(f"cell {self.number} was interrupted on rank{'s' if len(failed) > 1 else ''} {', '.join(map(str, sorted(failed)))}")
+            raise KeyboardInterrupt(
+                f"cell {self.number} was interrupted on rank{'s' if len(failed) > 1 else ''} {', '.join(map(str, sorted(failed)))}"
+            )
         # Whoever failed by itself comes before those that only failed because of it.
-        failed.sort(key=lambda rank: (self.endings[rank]["outcome"] == "interrupted", "because_of" in self.endings[rank]))
+        failed.sort(
+            key=lambda rank: (self.endings[rank]["outcome"] == "interrupted", "because_of" in self.endings[rank])
+        )
         lost = {rank: self.lost_text(rank) for rank in failed if self.endings[rank]["outcome"] == "lost"}
         tracebacks = {rank: self.error_text(rank) for rank in failed if rank not in lost}
         raise RankError(failed, tracebacks, lost, len(self.ranks))

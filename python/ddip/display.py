@@ -7,7 +7,7 @@ import sys
 import time
 import uuid
 from collections import deque
-from typing import Any, Optional
+from typing import Any
 
 from ddip import _client
 from ddip.cell import Event
@@ -60,11 +60,13 @@ class Screen:
         target.write(text)
         target.flush()
 
-    def region(self, handle: Optional[str], text: str) -> Optional[str]:
+    def region(self, handle: str | None, text: str) -> str | None:
         """Shows text in a region that can be shown anew; returns its handle."""
         raise NotImplementedError
 
-    def bundle(self, data: dict[str, Any], metadata: dict[str, Any], handle: Optional[str] = None, update: bool = False) -> None:
+    def bundle(
+        self, data: dict[str, Any], metadata: dict[str, Any], handle: str | None = None, update: bool = False
+    ) -> None:
         self.append(1, data.get("text/plain", "<display>") + "\n")
 
     def clear(self, wait: bool) -> None:
@@ -90,7 +92,7 @@ class NotebookScreen(Screen):
     def append(self, stream: int, text: str) -> None:
         self._send("stream", {"name": "stderr" if stream == 2 else "stdout", "text": text})
 
-    def region(self, handle: Optional[str], text: str) -> Optional[str]:
+    def region(self, handle: str | None, text: str) -> str | None:
         new = handle is None
         if handle is None:
             handle = new_handle()
@@ -98,7 +100,9 @@ class NotebookScreen(Screen):
         self._send("display_data" if new else "update_display_data", content)
         return handle
 
-    def bundle(self, data: dict[str, Any], metadata: dict[str, Any], handle: Optional[str] = None, update: bool = False) -> None:
+    def bundle(
+        self, data: dict[str, Any], metadata: dict[str, Any], handle: str | None = None, update: bool = False
+    ) -> None:
         content: dict[str, Any] = {"data": data, "metadata": metadata, "transient": {}}
         if handle is not None:
             content["transient"] = {"display_id": handle}
@@ -174,14 +178,18 @@ class Merged:
         self._next_render = 0.0
         self._said: deque[Event] = deque()  # since the last clear_output()
         self._said_bytes = 0
-        self._clearing: Optional[Clearing] = None
-        self._early_bar: Optional[float] = None  # when a bar of a higher rank is shown, if the lowest draws none
+        self._clearing: Clearing | None = None
+        self._early_bar: float | None = None  # when a bar of a higher rank is shown, if the lowest draws none
         self._behind: list[tuple[float, Event]] = []  # what ranks said after a figure that is not shown yet
         self._begin_region()
 
     def _begin_region(self) -> None:
-        self._text = _client.Difference(self._see, append=not self._screen.rerenders, max_lines=NOTEBOOK_LINES if self._screen.rerenders else 100_000)
-        self._handle: Optional[str] = None
+        self._text = _client.Difference(
+            self._see,
+            append=not self._screen.rerenders,
+            max_lines=NOTEBOOK_LINES if self._screen.rerenders else 100_000,
+        )
+        self._handle: str | None = None
         self._shown = ""
         self._notes = []
 
@@ -327,7 +335,7 @@ class Merged:
         self._handle = self._screen.region(self._handle, text)
         self._next_render = time.monotonic() + max(RENDER_INTERVAL, len(text) / BYTES_PER_SECOND)
 
-    def _bar_rank(self, bars: dict[int, list[str]]) -> Optional[int]:
+    def _bar_rank(self, bars: dict[int, list[str]]) -> int | None:
         """Whose bars are shown: the lowest rank's. One that is only first to draw has to wait for it a moment."""
         rank = min(bars, default=None)
         if rank is None or rank <= min(self._open, default=rank):
@@ -386,8 +394,10 @@ class Figures:
         self._open = set(see)
         self._count = {rank: 0 for rank in see}
         self._waiting: dict[int, tuple[float, dict[int, dict[str, Any]]]] = {}
-        self._shown: dict[tuple[int, str], Optional[str]] = {}  # (rank, its display id) → ours; None: not shown
-        self._labelled: dict[int, list[tuple[list[int], Any, Optional[str]]]] = {}  # k → (ranks, data, handle of the label)
+        self._shown: dict[tuple[int, str], str | None] = {}  # (rank, its display id) → ours; None: not shown
+        self._labelled: dict[
+            int, list[tuple[list[int], Any, str | None]]
+        ] = {}  # k → (ranks, data, handle of the label)
 
     def add(self, arrived: float, rank: int, body: dict[str, Any]) -> None:
         identity = body["transient"].get("display_id")
@@ -427,7 +437,7 @@ class Figures:
     def due(self, now: float) -> bool:
         return any(self._ready(number, now) for number in self._waiting)
 
-    def wait(self, now: float) -> Optional[float]:
+    def wait(self, now: float) -> float | None:
         return min((deadline - now for deadline, _ in self._waiting.values()), default=None)
 
     def emit(self, now: float) -> None:

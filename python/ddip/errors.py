@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 from ddip._client import ConfigError, PeerLost, ProtocolError, TimedOut
 
 
 class RankError(RuntimeError):
     """A cell failed on some ranks. `ranks`: which, the first to fail first; `tracebacks`: rank → text; `lost`: rank → why."""
 
-    def __init__(self, ranks: list[int], tracebacks: dict[int, str], lost: dict[int, str], world_size: int = 0, summary: Optional[str] = None) -> None:
+    def __init__(
+        self,
+        ranks: list[int],
+        tracebacks: dict[int, str],
+        lost: dict[int, str],
+        world_size: int = 0,
+        summary: str | None = None,
+    ) -> None:
         self.ranks = ranks
         self.tracebacks = tracebacks
         self.lost = lost

@@ -7,13 +7,14 @@ import os
 import secrets
 import sys
 import time
-from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Optional
 
 from ddip import _client, values
 from ddip.cell import Cell, Result
 from ddip.errors import ConfigError, PeerLost, RankError
 
-Ranks = Optional[Union[int, Sequence[int], str]]
+Ranks = Optional[int | Sequence[int] | str]
 
 # How long a caller waits for a plain answer of the coordinator, which never waits for a cell.
 ANSWER = 10.0
@@ -78,26 +79,26 @@ class Group:
 
     def __init__(
         self,
-        workers: Optional[int] = None,
-        gpus: Union[None, str, Sequence[int]] = None,
+        workers: int | None = None,
+        gpus: None | str | Sequence[int] = None,
         *,
-        name: Optional[str] = None,
+        name: str | None = None,
         hosts: Any = None,
-        app: Optional[str] = None,
+        app: str | None = None,
         backend: str = "auto",
         timeout: float = 60,
         on_exit: str = "stop",
-        threads: Optional[int] = None,
-        start: Optional[str] = None,
-        grace: Optional[float] = None,
-        settle: Optional[float] = None,
-        idle: Optional[float] = None,
-        env: Optional[Mapping[str, str]] = None,
-        python: Optional[str] = None,
-        seed: Optional[int] = None,
-        client: Optional[str] = None,
-        master_port: Optional[int] = None,
-        gc: Optional[str] = None,
+        threads: int | None = None,
+        start: str | None = None,
+        grace: float | None = None,
+        settle: float | None = None,
+        idle: float | None = None,
+        env: Mapping[str, str] | None = None,
+        python: str | None = None,
+        seed: int | None = None,
+        client: str | None = None,
+        master_port: int | None = None,
+        gc: str | None = None,
     ) -> None:
         options = dict(
             workers=workers, gpus=gpus, name=name, hosts=hosts, app=app, backend=backend, timeout=timeout, on_exit=on_exit, threads=threads,
@@ -139,7 +140,9 @@ class Group:
             return cell
         return self.finish(cell)
 
-    def submit(self, body: dict[str, Any], ranks: Ranks = None, descriptors: Sequence[int] = (), keep_all: bool = True) -> Cell:
+    def submit(
+        self, body: dict[str, Any], ranks: Ranks = None, descriptors: Sequence[int] = (), keep_all: bool = True
+    ) -> Cell:
         chosen = self._ranks(ranks)
         body["ranks"] = chosen
         number, behind = self.client.execute(body, list(descriptors), keep_all)
@@ -195,14 +198,17 @@ class Group:
             if alive:
                 self.finish(self.submit({"kind": "commit", "push": push, "keep": keep, "silent": True}, alive))
 
-    def pull(self, name: str, rank: Union[int, str] = 0) -> Any:
+    def pull(self, name: str, rank: int | str = 0) -> Any:
         """The variable's value on that rank; rank="all": a list, one per rank."""
         found = self.pull_many([name], rank)
         return [one[name] for one in found] if rank == "all" else found[0][name]
 
-    def pull_many(self, names: Sequence[str], rank: Union[int, str] = 0) -> list[dict[str, Any]]:
+    def pull_many(self, names: Sequence[str], rank: int | str = 0) -> list[dict[str, Any]]:
         ranks: Ranks = None if rank == "all" else [int(rank)]
-        return [result.value for result in self.finish(self.submit({"kind": "pull", "names": list(names), "silent": True}, ranks))]
+        return [
+            result.value
+            for result in self.finish(self.submit({"kind": "pull", "names": list(names), "silent": True}, ranks))
+        ]
 
     def __getitem__(self, name: str) -> Any:
         return self.pull(name)
@@ -336,7 +342,7 @@ def start_group(flags: list[str], command: str, progress: Callable[[str], None])
     return name
 
 
-def attach(name: str, client: Optional[str] = None) -> Group:
+def attach(name: str, client: str | None = None) -> Group:
     """A running group of this user."""
     if name not in groups():
         lost = describe_lost(name)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
-from ddip import _client, display, group as groups, remote_completion
+from ddip import _client, display, remote_completion
+from ddip import group as groups
 from ddip.cell import Cell
 from ddip.errors import ConfigError, PeerLost, RankError, TimedOut
 
@@ -23,7 +25,19 @@ REPLACED = 10.0
 
 COLOURS = re.compile("\x1b\\[[0-9;]*m")
 
-OWN_MAGICS = ("dip", "makedip", "autodip", "dipush", "dipull", "dipper", "diplog", "dipwhy", "load_ext", "unload_ext", "reload_ext")
+OWN_MAGICS = (
+    "dip",
+    "makedip",
+    "autodip",
+    "dipush",
+    "dipull",
+    "dipper",
+    "diplog",
+    "dipwhy",
+    "load_ext",
+    "unload_ext",
+    "reload_ext",
+)
 
 
 def words(line: str) -> list[str]:
@@ -66,8 +80,8 @@ def one_sentence(error: RankError) -> str:
 class DipMagics(Magics):
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
-        self.group: Optional[groups.Group] = None
-        self.auto: Optional[str] = None
+        self.group: groups.Group | None = None
+        self.auto: str | None = None
         self.stuck: set[int] = set()  # cells that one press of stop did not end
         self.client_name = ""
         self.last_name = ""  # of the group that was here last
@@ -81,7 +95,9 @@ class DipMagics(Magics):
         if flags[-1:] == ["--attach"]:
             flags.append(groups.default_name())  # this notebook's own
         with self._one_line():
-            checked = _client.check_group_flags(flags, "%makedip", groups.worker_environment(), groups.os.environ.get("DDIP_TEST_DEVICES"))
+            checked = _client.check_group_flags(
+                flags, "%makedip", groups.worker_environment(), groups.os.environ.get("DDIP_TEST_DEVICES")
+            )
             if "help" in checked:
                 print(checked["help"])
                 return
@@ -129,7 +145,9 @@ class DipMagics(Magics):
             return self._start_new(flags, checked)
         running = groups.attach(name, self.client_name)
         info = running.info()
-        same = not checked["has_shape"] or (info["world_size"] == checked["world_size"] and info["gpus"] == checked["gpus"])
+        same = not checked["has_shape"] or (
+            info["world_size"] == checked["world_size"] and info["gpus"] == checked["gpus"]
+        )
         if same:
             return self._attach(name)
         if info["user_cells"] == 0:
@@ -156,7 +174,10 @@ class DipMagics(Magics):
         self.group = groups.attach(name, self.client_name)
         info = self.group.info()
         running = len(info["cells"])
-        print(f"attached to group {name}: {info['sentence']}" + (f", {running} cell{'s' if running > 1 else ''} running" if running else ""))
+        print(
+            f"attached to group {name}: {info['sentence']}"
+            + (f", {running} cell{'s' if running > 1 else ''} running" if running else "")
+        )
         screen = display.screen_for(self.shell)
         Replay(self.group, screen).run()
 
@@ -174,7 +195,7 @@ class DipMagics(Magics):
         self.group = None
         return f"{gone(name)} ({error})"
 
-    def _find(self) -> Optional[groups.Group]:
+    def _find(self) -> groups.Group | None:
         """This notebook's group, also after its kernel was restarted."""
         if self.group is not None:
             self.last_name = self.group.name
@@ -189,13 +210,15 @@ class DipMagics(Magics):
         had = self.group
         found = self._find()
         if found is None:
-            raise UsageError((gone(had.name) if had is not None else "no group here; %makedip starts one") + running_groups())
+            raise UsageError(
+                (gone(had.name) if had is not None else "no group here; %makedip starts one") + running_groups()
+            )
         return found
 
     # ---- cells
 
     @line_cell_magic
-    def dip(self, line: str, cell: Optional[str] = None) -> None:
+    def dip(self, line: str, cell: str | None = None) -> None:
         """Run the cell on the workers: %%dip [remote|local|everywhere] [flags]; %%dip -h explains."""
         if cell is None:
             return self._line_dip(line)
@@ -233,7 +256,9 @@ class DipMagics(Magics):
     def _run_remote(self, source: str, options: dict[str, Any]) -> None:
         group = self._need()
         ranks = _client.parse_rank_list(options["ranks"], group.world_size, "%%dip --ranks")
-        see = [rank for rank in _client.parse_rank_list(options["see"], group.world_size, "%%dip --see") if rank in ranks]
+        see = [
+            rank for rank in _client.parse_rank_list(options["see"], group.world_size, "%%dip --see") if rank in ranks
+        ]
         body = {
             "kind": "cell", "code": source, "first_line": groups.first_line(source), "memory": options["verbose"],
             "want_value": bool(options["out"] or options["async"]), "name": options["async_name"],
@@ -244,7 +269,14 @@ class DipMagics(Magics):
         if options["async"]:
             AsyncShow(cell, renderer, screen).start()
             self._bind(options["async_name"], cell)
-            print(f"cell {cell.number} runs on {group.name}; " + (f"{options['async_name']}.wait() waits for it" if options["async_name"] else "it shows its output here"))
+            print(
+                f"cell {cell.number} runs on {group.name}; "
+                + (
+                    f"{options['async_name']}.wait() waits for it"
+                    if options["async_name"]
+                    else "it shows its output here"
+                )
+            )
             return
         if cell.behind:
             self._say_behind(cell)
@@ -280,7 +312,17 @@ class DipMagics(Magics):
                 if event is None:
                     if not explained and time.monotonic() - heard > SILENCE:
                         explained = True
-                        renderer.show(("note", cell.number, -1, "no news for 10 s: " + " | ".join(_client.explain(group.why())), 0, 0, []))
+                        renderer.show(
+                            (
+                                "note",
+                                cell.number,
+                                -1,
+                                "no news for 10 s: " + " | ".join(_client.explain(group.why())),
+                                0,
+                                0,
+                                [],
+                            )
+                        )
                     continue
                 heard, explained = time.monotonic(), False
                 last_sequence = max(last_sequence, event[4])
@@ -339,7 +381,9 @@ class DipMagics(Magics):
         """%autodip on|off [-a "ARGS"]: every following cell as if it began with %%dip ARGS."""
         parts = words(line)
         if not parts:
-            print("autodip is " + ("off" if self.auto is None else f"on: every cell runs as %%dip {self.auto}".rstrip()))
+            print(
+                "autodip is " + ("off" if self.auto is None else f"on: every cell runs as %%dip {self.auto}".rstrip())
+            )
             return
         if parts[0] not in ("on", "off"):
             raise UsageError(f"%autodip {parts[0]}: expected on or off")
@@ -351,7 +395,9 @@ class DipMagics(Magics):
             arguments = ""
             if len(parts) > 1:
                 if parts[1] not in ("-a", "--args") or len(parts) != 3:
-                    raise UsageError('%autodip on [-a "ARGS"]: expected -a and one quoted string, found: ' + " ".join(parts[1:]))
+                    raise UsageError(
+                        '%autodip on [-a "ARGS"]: expected -a and one quoted string, found: ' + " ".join(parts[1:])
+                    )
                 arguments = parts[2]
             with self._one_line():
                 _client.parse_cell_flags(words(arguments), "%%dip")
@@ -389,7 +435,9 @@ class DipMagics(Magics):
             found = {}
             for name in names:
                 if name not in self.shell.user_ns:
-                    raise UsageError(f"%dipush {name}: no such variable here" + _client.did_you_mean(name, list(self.shell.user_ns)))
+                    raise UsageError(
+                        f"%dipush {name}: no such variable here" + _client.did_you_mean(name, list(self.shell.user_ns))
+                    )
                 found[name] = self.shell.user_ns[name]
             self._need().push(found)
 
@@ -487,7 +535,9 @@ class one_line:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if isinstance(error, PeerLost):
             raise UsageError(self._lost(error)) from None
-        if isinstance(error, (ConfigError, TimedOut)) or (isinstance(error, TypeError) and str(error).startswith("cannot send")):
+        if isinstance(error, (ConfigError, TimedOut)) or (
+            isinstance(error, TypeError) and str(error).startswith("cannot send")
+        ):
             raise UsageError(str(error)) from None
         if isinstance(error, RankError) and self._command:
             raise UsageError(f"{self._command}: {one_sentence(error)}") from None
@@ -518,7 +568,9 @@ class AsyncShow:
                     continue
                 sequence = max(sequence, event[4])
                 if event[0] == "input_request":
-                    cell.group.client.send("input_reply", {"error": "input() cannot be answered in an async cell"}, event[2], cell.number)
+                    cell.group.client.send(
+                        "input_reply", {"error": "input() cannot be answered in an async cell"}, event[2], cell.number
+                    )
                 else:
                     self._renderer.show(event)
         except Exception as error:
@@ -640,7 +692,9 @@ def print_journal(folder: str, wanted: int) -> bool:
             return True
         found = True
         if kind == "cell_started":
-            print(f"--- cell {cell} ({time.strftime('%H:%M:%S', time.localtime(when))}): {groups.first_line(body.get('source', ''))}")
+            print(
+                f"--- cell {cell} ({time.strftime('%H:%M:%S', time.localtime(when))}): {groups.first_line(body.get('source', ''))}"
+            )
         elif kind == "output":
             if (cell, rank) not in open_lines:
                 open_lines[cell, rank] = display.RankLines(rank)
@@ -701,10 +755,14 @@ def describe_info(info: dict[str, Any], verbose: bool = False) -> str:
         why = f" ({rank['why']})" if rank["why"] else ""
         lines.append(f"  rank {rank['rank']}: pid {rank['pid']}, {rank['device']}, {rank['status']}{why}")
     for cell in info["cells"]:
-        lines.append(f"  cell {cell['cell']} runs for {cell['seconds']:.1f} s on ranks {_client.rank_list(cell['open'])}: {cell['line']}")
+        lines.append(
+            f"  cell {cell['cell']} runs for {cell['seconds']:.1f} s on ranks {_client.rank_list(cell['open'])}: {cell['line']}"
+        )
     if verbose:
         warm = info["agent"].get("warm", {})
-        lines.append(f"  coordinator pid {info['pid']}, warm parent pid {info['agent']['warm_parent']} ({warm.get('seconds', 0):.1f} s to warm), start by {info['agent']['start']}")
+        lines.append(
+            f"  coordinator pid {info['pid']}, warm parent pid {info['agent']['warm_parent']} ({warm.get('seconds', 0):.1f} s to warm), start by {info['agent']['start']}"
+        )
         lines.append(f"  store on 127.0.0.1:{info['port']}, seed {info['seed']} + rank, backend {info['backend']}")
         lines.append(f"  journal {info['journal']}")
     return "\n".join(lines)

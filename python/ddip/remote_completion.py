@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 # Longer than this and typing would stutter.
 PATIENCE = 0.5
 
 
-def ask(magics: Any, body: dict[str, Any]) -> Optional[dict[str, Any]]:
+def ask(magics: Any, body: dict[str, Any]) -> dict[str, Any] | None:
     group = magics.group
     if magics.auto is None or group is None:
         return None

@@ -15,7 +15,7 @@ import pickle
 import struct
 import sys
 import types
-from typing import Any, Optional
+from typing import Any
 
 import cloudpickle
 
@@ -75,8 +75,8 @@ def restore_storage(buffer: Any) -> Any:
 class Unpacking:
     """Where cuda tensors of the object being unpacked go, and which namespace its functions see."""
 
-    device: Optional[str] = None
-    namespace: Optional[dict[str, Any]] = None
+    device: str | None = None
+    namespace: dict[str, Any] | None = None
 
 
 def restore_tensor(
@@ -90,7 +90,7 @@ def restore_tensor(
     return tensor.requires_grad_() if requires_grad else tensor
 
 
-def make_function(code: Any, modules: dict[str, str], name: str, cells: Optional[int]) -> Any:
+def make_function(code: Any, modules: dict[str, str], name: str, cells: int | None) -> Any:
     """A function of the notebook's __main__ sees the worker's variables, not a copy of the notebook's. It is filled in
     afterwards, because its closure may hold the function itself."""
     import importlib
@@ -216,7 +216,7 @@ def write_at(fd: int, data: Any, offset: int) -> None:
         view, offset = view[count:], offset + count
 
 
-def unpack(fd: int, namespace: Optional[dict[str, Any]] = None, device: Optional[str] = None) -> Any:
+def unpack(fd: int, namespace: dict[str, Any] | None = None, device: str | None = None) -> Any:
     """Closes fd. Large memory stays mapped, privately and copy-on-write, as long as something of it is alive."""
     try:
         size = os.fstat(fd).st_size

@@ -16,6 +16,9 @@ def version(package):
 
 
 def about_torch():
+    # As in the warm parent: its thread count is the one that decides whether workers may be forked.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
     try:
         import torch
     except Exception as error:

@@ -32,28 +32,34 @@ void bind_difference(py::module_& module) {
              return std::make_unique<Difference>(std::move(ranks), options);
            }),
            py::arg("ranks"), py::arg("append") = false, py::arg("max_lines") = 10000)
-      .def("write", [](Difference& self, int rank, int stream, const std::string& bytes) { self.write(rank, static_cast<Stream>(stream), bytes, now()); })
+      .def("write", [](Difference& self, int rank, int stream,
+                       const std::string& bytes) { self.write(rank, static_cast<Stream>(stream), bytes, now()); })
       .def("close", [](Difference& self, int rank) { self.close(rank, now()); })
       .def("advance", [](Difference& self) { self.advance(now()); })
       // Seconds until advance() has something to do; None: nothing waits.
-      .def("wait", [](const Difference& self) -> std::optional<double> {
-        auto deadline = self.deadline();
-        if (!deadline) return std::nullopt;
-        return std::max(0.0, std::chrono::duration<double>(*deadline - now()).count());
-      })
+      .def("wait",
+           [](const Difference& self) -> std::optional<double> {
+             auto deadline = self.deadline();
+             if (!deadline) return std::nullopt;
+             return std::max(0.0, std::chrono::duration<double>(*deadline - now()).count());
+           })
       // [(ranks, stream, text, lines elided)]
-      .def("blocks", [](Difference& self) {
-        py::list blocks;
-        for (const client::Block& block : self.blocks()) {
-          blocks.append(py::make_tuple(block.ranks, static_cast<int>(block.stream), text_of(block.text), block.elided));
-        }
-        return blocks;
-      })
-      .def("take_text", [](Difference& self) {
-        py::list texts;
-        for (const client::Text& piece : self.take_text(now())) texts.append(py::make_tuple(static_cast<int>(piece.stream), text_of(piece.text)));
-        return texts;
-      })
+      .def("blocks",
+           [](Difference& self) {
+             py::list blocks;
+             for (const client::Block& block : self.blocks()) {
+               blocks.append(
+                   py::make_tuple(block.ranks, static_cast<int>(block.stream), text_of(block.text), block.elided));
+             }
+             return blocks;
+           })
+      .def("take_text",
+           [](Difference& self) {
+             py::list texts;
+             for (const client::Text& piece : self.take_text(now()))
+               texts.append(py::make_tuple(static_cast<int>(piece.stream), text_of(piece.text)));
+             return texts;
+           })
       .def("bars", [](const Difference& self) {
         py::dict bars;
         for (const auto& [rank, lines] : self.bars()) {

@@ -57,10 +57,14 @@ py::object json_text(const std::string& text) { return to_python(json::parse(tex
 py::tuple event_tuple(CellEvent& event) {
   std::string kind = kind_name(event);
   py::object body;
-  if (kind == "output") body = py::bytes(event.bytes);
-  else if (kind == "note" || kind == "gap") body = to_python(json(event.bytes));
-  else if (kind == "payload" || kind == "input_request") body = to_python(event.body);
-  else body = json_text(event.bytes);
+  if (kind == "output")
+    body = py::bytes(event.bytes);
+  else if (kind == "note" || kind == "gap")
+    body = to_python(json(event.bytes));
+  else if (kind == "payload" || kind == "input_request")
+    body = to_python(event.body);
+  else
+    body = json_text(event.bytes);
   std::vector<int> descriptors;
   for (Fd& fd : event.descriptors) descriptors.push_back(fd.release());
   return py::make_tuple(kind, event.cell, event.rank, body, event.sequence, event.stream, descriptors);
@@ -70,56 +74,62 @@ void bind_client(py::module_& module) {
   py::class_<Client>(module, "Client")
       .def(py::init([](const std::string& folder, const std::string& name, double seconds) {
              py::gil_scoped_release release;
-             return std::make_unique<Client>(client::GroupFolder{folder}, name, Milliseconds(static_cast<int64_t>(seconds * 1000)));
+             return std::make_unique<Client>(client::GroupFolder{folder}, name,
+                                             Milliseconds(static_cast<int64_t>(seconds * 1000)));
            }),
            py::arg("folder"), py::arg("name"), py::arg("timeout") = 5.0)
       .def_property_readonly("welcome", [](const Client& client) { return to_python(client.welcome()); })
-      .def("request",
-           [](Client& client, const std::string& type, py::dict body, double seconds) {
-             json request = from_python(body);
-             json answer;
-             {
-               py::gil_scoped_release release;
-               answer = client.request(type_named(type), std::move(request), Milliseconds(static_cast<int64_t>(seconds * 1000)));
-             }
-             return to_python(answer);
-           },
-           py::arg("type"), py::arg("body"), py::arg("timeout") = 10.0)
-      .def("send",
-           [](Client& client, const std::string& type, py::dict body, int rank, uint64_t id) {
-             json request = from_python(body);
-             py::gil_scoped_release release;
-             client.send(type_named(type), std::move(request), rank, id);
-           },
-           py::arg("type"), py::arg("body"), py::arg("rank") = -1, py::arg("id") = 0)
-      .def("execute",
-           [](Client& client, py::dict body, const std::vector<int>& descriptors, bool keep_all) {
-             json request = from_python(body);
-             client::Accepted accepted;
-             {
-               py::gil_scoped_release release;
-               accepted = client.execute(std::move(request), descriptors, Milliseconds(10000), keep_all);
-             }
-             return py::make_tuple(accepted.cell, to_python(accepted.behind));
-           },
-           py::arg("body"), py::arg("descriptors") = std::vector<int>(), py::arg("keep_all") = true)
+      .def(
+          "request",
+          [](Client& client, const std::string& type, py::dict body, double seconds) {
+            json request = from_python(body);
+            json answer;
+            {
+              py::gil_scoped_release release;
+              answer = client.request(type_named(type), std::move(request),
+                                      Milliseconds(static_cast<int64_t>(seconds * 1000)));
+            }
+            return to_python(answer);
+          },
+          py::arg("type"), py::arg("body"), py::arg("timeout") = 10.0)
+      .def(
+          "send",
+          [](Client& client, const std::string& type, py::dict body, int rank, uint64_t id) {
+            json request = from_python(body);
+            py::gil_scoped_release release;
+            client.send(type_named(type), std::move(request), rank, id);
+          },
+          py::arg("type"), py::arg("body"), py::arg("rank") = -1, py::arg("id") = 0)
+      .def(
+          "execute",
+          [](Client& client, py::dict body, const std::vector<int>& descriptors, bool keep_all) {
+            json request = from_python(body);
+            client::Accepted accepted;
+            {
+              py::gil_scoped_release release;
+              accepted = client.execute(std::move(request), descriptors, Milliseconds(10000), keep_all);
+            }
+            return py::make_tuple(accepted.cell, to_python(accepted.behind));
+          },
+          py::arg("body"), py::arg("descriptors") = std::vector<int>(), py::arg("keep_all") = true)
       // The next event as a tuple, or None after `timeout` seconds. Looks at signals while it waits.
-      .def("next",
-           [](Client& client, uint64_t cell, double seconds) -> py::object {
-             auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-             for (;;) {
-               std::optional<CellEvent> event;
-               auto left = std::chrono::duration_cast<Milliseconds>(deadline - std::chrono::steady_clock::now());
-               {
-                 py::gil_scoped_release release;
-                 event = client.next(cell, std::clamp(left, Milliseconds(0), kLook));
-               }
-               if (event) return event_tuple(*event);
-               look_at_signals();
-               if (left <= 0ms) return py::none();
-             }
-           },
-           py::arg("cell"), py::arg("timeout"))
+      .def(
+          "next",
+          [](Client& client, uint64_t cell, double seconds) -> py::object {
+            auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+            for (;;) {
+              std::optional<CellEvent> event;
+              auto left = std::chrono::duration_cast<Milliseconds>(deadline - std::chrono::steady_clock::now());
+              {
+                py::gil_scoped_release release;
+                event = client.next(cell, std::clamp(left, Milliseconds(0), kLook));
+              }
+              if (event) return event_tuple(*event);
+              look_at_signals();
+              if (left <= 0ms) return py::none();
+            }
+          },
+          py::arg("cell"), py::arg("timeout"))
       .def("forget", &Client::forget);
 }
 
@@ -136,17 +146,24 @@ void bind_groups(py::module_& module) {
                py::gil_scoped_acquire acquire;
                return to_python(ready);
              });
-  module.def("runtime_folder", [](const std::string& override_folder) { return net::runtime_folder(override_folder).string(); });
-  module.def("state_folder", [](const std::string& xdg, const std::string& home) { return client::state_folder(xdg, home).string(); });
-  module.def("require_group", [](const std::string& runtime, const std::string& name) { return client::require_group(runtime, name).path.string(); });
+  module.def("runtime_folder",
+             [](const std::string& override_folder) { return net::runtime_folder(override_folder).string(); });
+  module.def("state_folder",
+             [](const std::string& xdg, const std::string& home) { return client::state_folder(xdg, home).string(); });
+  module.def("require_group", [](const std::string& runtime, const std::string& name) {
+    return client::require_group(runtime, name).path.string();
+  });
   module.def("is_running", [](const std::string& folder) { return client::is_running({folder}); });
   module.def("all_groups", [](const std::string& runtime) {
     std::vector<std::pair<std::string, bool>> groups;
-    for (const client::GroupFolder& group : client::all_groups(runtime)) groups.emplace_back(group.name(), client::is_running(group));
+    for (const client::GroupFolder& group : client::all_groups(runtime))
+      groups.emplace_back(group.name(), client::is_running(group));
     return groups;
   });
   module.def("explain", [](py::dict why) { return client::explain(from_python(why)); });
-  module.def("newest_journal", [](const std::string& state, const std::string& name) { return client::newest_journal(state, name).string(); });
+  module.def("newest_journal", [](const std::string& state, const std::string& name) {
+    return client::newest_journal(state, name).string();
+  });
   // Calls visit(kind, cell, rank, body, sequence, stream, time) for each record; False from it ends the reading.
   module.def("read_journal", [](const std::string& folder, uint64_t after, const py::function& visit) {
     coordinator::read_journal(folder, after, [&](const coordinator::Record& record) {
@@ -159,7 +176,8 @@ void bind_groups(py::module_& module) {
       event.sequence = record.sequence;
       event.bytes = record.body;
       py::tuple entry = event_tuple(event);
-      py::object go_on = visit(entry[0], entry[1], entry[2], entry[3], entry[4], entry[5], py::float_(static_cast<double>(record.time_us) * 1e-6));
+      py::object go_on = visit(entry[0], entry[1], entry[2], entry[3], entry[4], entry[5],
+                               py::float_(static_cast<double>(record.time_us) * 1e-6));
       return go_on.is_none() || go_on.cast<bool>();
     });
   });

@@ -39,15 +39,18 @@ const char* place_name(launch::Place place) {
 }
 
 // Everything that can be refused is refused here, before any process starts. With -h: {"help": text}.
-py::dict check_group_flags(const std::vector<std::string>& flags, const std::string& command, const std::map<std::string, std::string>& environment,
+py::dict check_group_flags(const std::vector<std::string>& flags, const std::string& command,
+                           const std::map<std::string, std::string>& environment,
                            const std::optional<std::string>& test_devices) {
   py::dict result;
   try {
     launch::GroupOptions options = launch::parse_group_flags(flags, command);
     std::optional<std::string> visible;
     if (auto found = environment.find("CUDA_VISIBLE_DEVICES"); found != environment.end()) visible = found->second;
-    auto devices = (test_devices ? launch::written_devices(*test_devices, visible) : launch::nvidia_devices(visible))->devices();
-    launch::local::Plan plan = launch::local::plan(options, devices, static_cast<int>(std::max(1u, std::thread::hardware_concurrency())), environment);
+    auto devices =
+        (test_devices ? launch::written_devices(*test_devices, visible) : launch::nvidia_devices(visible))->devices();
+    launch::local::Plan plan = launch::local::plan(
+        options, devices, static_cast<int>(std::max(1u, std::thread::hardware_concurrency())), environment);
     result["action"] = action_name(options.action);
     result["name"] = options.name;
     result["client"] = options.client;
@@ -88,13 +91,18 @@ py::dict parse_cell_flags(const std::vector<std::string>& flags, const std::stri
 }  // namespace
 
 void bind_options(py::module_& module) {
-  module.def("check_group_flags", &check_group_flags, py::arg("flags"), py::arg("command"), py::arg("environment"), py::arg("test_devices") = py::none());
+  module.def("check_group_flags", &check_group_flags, py::arg("flags"), py::arg("command"), py::arg("environment"),
+             py::arg("test_devices") = py::none());
   module.def("parse_cell_flags", &parse_cell_flags, py::arg("flags"), py::arg("command") = "%%dip");
-  module.def("parse_rank_list", &launch::parse_rank_list, py::arg("text"), py::arg("world_size"), py::arg("where") = "--ranks");
+  module.def("parse_rank_list", &launch::parse_rank_list, py::arg("text"), py::arg("world_size"),
+             py::arg("where") = "--ranks");
   module.def("format_rank_list", &launch::format_rank_list);
   module.def("notebook_group_name", [](const std::string& path) { return launch::notebook_group_name(path); });
-  module.def("script_group_name", [](const std::string& script, int64_t pid) { return launch::script_group_name(script, pid); });
-  module.def("did_you_mean", [](const std::string& name, const std::vector<std::string>& candidates) { return launch::did_you_mean(name, candidates); });
+  module.def("script_group_name",
+             [](const std::string& script, int64_t pid) { return launch::script_group_name(script, pid); });
+  module.def("did_you_mean", [](const std::string& name, const std::vector<std::string>& candidates) {
+    return launch::did_you_mean(name, candidates);
+  });
 }
 
 }  // namespace ddip::bindings

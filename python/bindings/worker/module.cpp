@@ -50,13 +50,14 @@ void bind_control(py::module_& module) {
       .def("enter", &Control::enter)
       .def("leave", &Control::leave, py::call_guard<py::gil_scoped_release>())
       .def("armed", &Control::armed)
-      .def("finish",
-           [](Control& control, uint64_t cell, py::dict body, const std::vector<int>& descriptors) {
-             std::vector<Fd> owned;
-             for (int fd : descriptors) owned.emplace_back(fd);
-             control.finish(cell, from_python(body), std::move(owned));
-           },
-           py::arg("cell"), py::arg("body"), py::arg("descriptors") = std::vector<int>())
+      .def(
+          "finish",
+          [](Control& control, uint64_t cell, py::dict body, const std::vector<int>& descriptors) {
+            std::vector<Fd> owned;
+            for (int fd : descriptors) owned.emplace_back(fd);
+            control.finish(cell, from_python(body), std::move(owned));
+          },
+          py::arg("cell"), py::arg("body"), py::arg("descriptors") = std::vector<int>())
       .def("write",
            [](Control& control, uint64_t cell, int stream, const std::string& bytes) {
              for (;;) {
@@ -67,7 +68,8 @@ void bind_control(py::module_& module) {
                if (PyErr_CheckSignals() != 0) throw py::error_already_set();
              }
            })
-      .def("display", [](Control& control, uint64_t cell, py::dict bundle) { control.display(cell, from_python(bundle)); })
+      .def("display",
+           [](Control& control, uint64_t cell, py::dict bundle) { control.display(cell, from_python(bundle)); })
       .def("note", &Control::note)
       .def("ask",
            [](Control& control, uint64_t cell, const std::string& prompt, bool secret) {
@@ -82,10 +84,13 @@ void bind_control(py::module_& module) {
                if (PyErr_CheckSignals() != 0) throw py::error_already_set();
              }
            })
-      .def("enter_collective", [](Control& control, const std::string& operation, const std::string& group) { control.collectives().enter(operation, group); })
+      .def("enter_collective", [](Control& control, const std::string& operation,
+                                  const std::string& group) { control.collectives().enter(operation, group); })
       .def("leave_collective", [](Control& control) { control.collectives().leave(); })
-      .def("add_group", [](Control& control, const std::string& group, const std::vector<int>& sockets) { control.collectives().add_group(group, sockets); })
-      .def("remove_group", [](Control& control, const std::string& group) { control.collectives().remove_group(group); })
+      .def("add_group", [](Control& control, const std::string& group,
+                           const std::vector<int>& sockets) { control.collectives().add_group(group, sockets); })
+      .def("remove_group",
+           [](Control& control, const std::string& group) { control.collectives().remove_group(group); })
       .def("dead_groups", [](Control& control) { return control.collectives().dead_groups(); });
   module.def("keep_last_words", &worker::keep_last_words);
   module.def("connected_sockets", &worker::connected_sockets);
@@ -97,8 +102,10 @@ void bind_warm_parent(py::module_& module) {
         return std::make_unique<worker::WarmParent>(Fd(socket), [] {
           PyOS_BeforeFork();
           pid_t pid = ::fork();
-          if (pid == 0) PyOS_AfterFork_Child();
-          else PyOS_AfterFork_Parent();
+          if (pid == 0)
+            PyOS_AfterFork_Child();
+          else
+            PyOS_AfterFork_Parent();
           return pid;
         });
       }))
@@ -107,7 +114,8 @@ void bind_warm_parent(py::module_& module) {
       .def("serve", [](worker::WarmParent& parent) -> py::object {
         auto birth = parent.serve();
         if (!birth) return py::none();
-        return py::make_tuple(birth->rank, birth->incarnation, to_python(birth->environment), release_all(birth->descriptors));
+        return py::make_tuple(birth->rank, birth->incarnation, to_python(birth->environment),
+                              release_all(birth->descriptors));
       });
 }
 

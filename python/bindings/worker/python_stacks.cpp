@@ -15,8 +15,8 @@
 namespace ddip::bindings {
 namespace {
 
-// Exported by CPython for faulthandler; writes "Thread 0x…:\n  File \"x.py\", line 3 in f\n…" for every thread. It takes
-// no lock and allocates nothing, so it may be left by a jump.
+// Exported by CPython for faulthandler; writes "Thread 0x…:\n  File \"x.py\", line 3 in f\n…" for every thread. It
+// takes no lock and allocates nothing, so it may be left by a jump.
 using DumpThreads = const char* (*)(int fd, PyInterpreterState* interpreter, PyThreadState* current);
 
 // The frames may be freed while they are read. A bad pointer must not cost the user's process: the fault brings us
@@ -35,7 +35,7 @@ void on_fault(int number) {
 
 // False: the frames changed under our eyes.
 bool dump_guarded(DumpThreads dump, int file, PyInterpreterState* interpreter) {
-  struct sigaction guard {};
+  struct sigaction guard{};
   guard.sa_handler = on_fault;
   guard.sa_flags = SA_ONSTACK | SA_NODEFER;
   ::sigaction(SIGSEGV, &guard, &before_segv);
@@ -56,7 +56,8 @@ std::string read_back(int file) {
   ::lseek(file, 0, SEEK_SET);
   std::string text;
   std::array<char, 4096> part;
-  for (ssize_t count; (count = ::read(file, part.data(), part.size())) > 0;) text.append(part.data(), static_cast<size_t>(count));
+  for (ssize_t count; (count = ::read(file, part.data(), part.size())) > 0;)
+    text.append(part.data(), static_cast<size_t>(count));
   return text;
 }
 

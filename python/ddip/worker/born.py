@@ -8,17 +8,19 @@ import random
 import resource
 import signal
 import sys
-from typing import Any, Optional
+from typing import Any
 
 from ddip import _worker
 from ddip.worker import collectives, runner, shell, store, streams
 
 # Filled in once, in live(); read by ddip.rank() and friends.
-control: Optional[_worker.Control] = None
+control: _worker.Control | None = None
 rank = 0
 
 
-def live(own_rank: int, incarnation: int, environment: dict[str, str], descriptors: list[int], about: dict[str, Any]) -> None:
+def live(
+    own_rank: int, incarnation: int, environment: dict[str, str], descriptors: list[int], about: dict[str, Any]
+) -> None:
     global control, rank
     rank = own_rank
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import sys
-from typing import Any, Optional
+from typing import Any
 
 from IPython.core.completer import provisionalcompleter
 from IPython.core.displayhook import DisplayHook
@@ -20,7 +20,15 @@ from ddip.worker import streams
 class RankDisplayPublisher(DisplayPublisher):
     """display() and friends, also from a thread that outlives its cell."""
 
-    def publish(self, data: dict[str, Any], metadata: Optional[dict[str, Any]] = None, *, transient: Any = None, update: bool = False, **kwargs: Any) -> None:
+    def publish(
+        self,
+        data: dict[str, Any],
+        metadata: dict[str, Any] | None = None,
+        *,
+        transient: Any = None,
+        update: bool = False,
+        **kwargs: Any,
+    ) -> None:
         send("update" if update else "display", data, metadata, transient)
 
     def clear_output(self, wait: bool = False) -> None:
@@ -36,7 +44,7 @@ class RankDisplayHook(DisplayHook):
     def write_output_prompt(self) -> None:
         pass
 
-    def write_format_data(self, format_dict: dict[str, Any], md_dict: Optional[dict[str, Any]] = None) -> None:
+    def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
         send("result", format_dict, md_dict, None)
 
     def quiet(self) -> bool:
@@ -48,11 +56,18 @@ class RankDisplayHook(DisplayHook):
         self._is_active = False
 
 
-def send(kind: str, data: dict[str, Any], metadata: Optional[dict[str, Any]], transient: Optional[dict[str, Any]]) -> None:
+def send(
+    kind: str, data: dict[str, Any], metadata: dict[str, Any] | None, transient: dict[str, Any] | None
+) -> None:
     from ddip.worker import born
 
     assert born.control is not None
-    bundle = {"kind": kind, "data": encodable(data), "metadata": json.loads(json.dumps(metadata or {}, default=str)), "transient": transient or {}}
+    bundle = {
+        "kind": kind,
+        "data": encodable(data),
+        "metadata": json.loads(json.dumps(metadata or {}, default=str)),
+        "transient": transient or {},
+    }
     born.control.display(streams.current_cell(), bundle)
 
 
@@ -83,8 +98,12 @@ class RankShell(InteractiveShell):
         tree = self.parse(source, cell)
         if isinstance(tree, BaseException):
             return plain.Outcome(error=tree)
-        self.error_of_cell: Optional[BaseException] = None
-        result = self.run_cell(source, store_history=False, silent=False) if tree is None else self.run_tree(tree, source, cell)
+        self.error_of_cell: BaseException | None = None
+        result = (
+            self.run_cell(source, store_history=False, silent=False)
+            if tree is None
+            else self.run_tree(tree, source, cell)
+        )
         return result if isinstance(result, plain.Outcome) else outcome_of(result)
 
     def parse(self, source: str, cell: int) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from typing import Any, Optional
+from typing import Any
 
 from ddip.worker import shell, store, streams, tasks
 
@@ -36,7 +36,7 @@ class Runner:
         begun = time.perf_counter()
         ending: dict[str, Any] = {}
         payload: list[int] = []
-        failed: Optional[BaseException] = None
+        failed: BaseException | None = None
         self._begun = True
         streams.set_current_cell(cell)
         self._control.enter(cell)

@@ -8,7 +8,7 @@ import sys
 import traceback
 import types
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 from ddip.worker import streams
 
@@ -18,7 +18,7 @@ _created = False
 
 @dataclass
 class Outcome:
-    error: Optional[BaseException] = None
+    error: BaseException | None = None
     has_value: bool = False
     value: Any = None
 

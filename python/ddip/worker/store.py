@@ -6,13 +6,13 @@ torch's own TCPStore would listen on every interface; and a port chosen by the a
 from __future__ import annotations
 
 import sys
-from typing import Any, Optional
+from typing import Any
 
-_listener: Optional[int] = None
+_listener: int | None = None
 _store: Any = None
 
 
-def host_when_torch_is_loaded(listener: Optional[int]) -> None:
+def host_when_torch_is_loaded(listener: int | None) -> None:
     global _listener
     _listener = listener
     host_now()
@@ -32,5 +32,10 @@ def host_now() -> None:
     listener, _listener = _listener, None
     port = socket.socket(fileno=os.dup(listener)).getsockname()[1]
     _store = TCPStore(
-        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener, timeout=timedelta(seconds=60)
+        "127.0.0.1",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener,
+        timeout=timedelta(seconds=60),
     )

@@ -6,7 +6,8 @@ import contextlib
 import os
 import sys
 import traceback
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from ddip import values
 from ddip.worker import shell

@@ -44,8 +44,9 @@ struct Worker {
 };
 
 json to_json(const Ending& ending) {
-  return {{"exit_code", ending.exit_code}, {"signal", ending.signal}, {"why", ddip::describe(ending)},
-          {"user_seconds", ending.user_seconds}, {"system_seconds", ending.system_seconds}, {"max_rss_kib", ending.max_rss_kib}};
+  return {{"exit_code", ending.exit_code},           {"signal", ending.signal},
+          {"why", ddip::describe(ending)},           {"user_seconds", ending.user_seconds},
+          {"system_seconds", ending.system_seconds}, {"max_rss_kib", ending.max_rss_kib}};
 }
 
 std::string read_last_words(const Fd& file) {
@@ -73,7 +74,8 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     command.argv = {options.python, "-m", "ddip.worker", "warm", "3"};
     command.environment = options.environment;
     // Nothing parallel may run in the parent: a thread pool does not survive a fork. Workers restore the user's values.
-    for (const char* name : {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"}) command.environment[name] = "1";
+    for (const char* name : {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"})
+      command.environment[name] = "1";
     // Otherwise torch.cuda.is_available() alone makes CUDA unusable after a fork.
     command.environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1";
     command.environment[kMarkerName] = options.marker;
@@ -83,15 +85,16 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     warm_pidfd = open_pidfd(warm_pid);
     log("warm parent {} started", warm_pid);
     std::weak_ptr<Core> weak = weak_from_this();
-    warm_channel = std::make_unique<wire::Channel>(
-        loop, std::move(ours),
-        wire::Channel::Events{[weak](Message message) {
-                                if (auto self = weak.lock()) self->on_warm_message(std::move(message));
-                              },
-                              [weak](const std::string& reason) {
-                                if (auto self = weak.lock()) self->on_warm_silent(reason);
-                              },
-                              nullptr});
+    warm_channel = std::make_unique<wire::Channel>(loop, std::move(ours),
+                                                   wire::Channel::Events{[weak](Message message) {
+                                                                           if (auto self = weak.lock())
+                                                                             self->on_warm_message(std::move(message));
+                                                                         },
+                                                                         [weak](const std::string& reason) {
+                                                                           if (auto self = weak.lock())
+                                                                             self->on_warm_silent(reason);
+                                                                         },
+                                                                         nullptr});
     warm_died = loop.when_readable(warm_pidfd.get(), [weak] {
       if (auto self = weak.lock()) self->on_warm_gone("it died");
     });
@@ -116,7 +119,9 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
         auto found = workers.find(message.rank);
         if (found == workers.end() || found->second.incarnation != message.id) return;
         pid_t pid = message.body.at("pid").get<pid_t>();
-        if (pid <= 0) return worker_gone(message.rank, found->second.incarnation, {{"why", message.body.value("why", "fork failed")}});
+        if (pid <= 0)
+          return worker_gone(message.rank, found->second.incarnation,
+                             {{"why", message.body.value("why", "fork failed")}});
         return adopt(found->second, pid);
       }
       case Type::child_exited: {
@@ -129,8 +134,7 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
         early_exits[pid] = message.body;
         return;
       }
-      default:
-        log("warm parent sent {}, ignored", wire::name_of(message.type));
+      default: log("warm parent sent {}, ignored", wire::name_of(message.type));
     }
   }
 
@@ -156,13 +160,16 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     // Workers live on: they are ours now (subreaper). Those that were never forked must be started anew.
     std::vector<Message> waiting = std::move(waiting_spawns);
     waiting_spawns.clear();
-    for (Message& spawn : waiting) emit_exit(spawn.rank, static_cast<uint32_t>(spawn.id), {{"why", "the warm parent did not start: " + how}});
+    for (Message& spawn : waiting)
+      emit_exit(spawn.rank, static_cast<uint32_t>(spawn.id), {{"why", "the warm parent did not start: " + how}});
     std::vector<std::pair<int, uint32_t>> unborn;
     for (auto& [rank, worker] : workers) {
       if (worker.pid == 0) unborn.emplace_back(rank, worker.incarnation);
     }
-    for (auto [rank, incarnation] : unborn) worker_gone(rank, incarnation, {{"why", "the warm parent died before forking it"}});
-    if (was_warm && unborn.empty()) note("the warm parent is gone (" + how + "); workers live on, the next start warms a new one");
+    for (auto [rank, incarnation] : unborn)
+      worker_gone(rank, incarnation, {{"why", "the warm parent died before forking it"}});
+    if (was_warm && unborn.empty())
+      note("the warm parent is gone (" + how + "); workers live on, the next start warms a new one");
   }
 
   // ---- workers
@@ -196,17 +203,28 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     if (worker.exec) {
       exec_worker(worker, message, descriptors);
     } else {
-      Message fork{Type::fork, message.rank, message.epoch, message.id, {{"environment", message.body.at("environment")}}, std::move(descriptors)};
+      Message fork{Type::fork,
+                   message.rank,
+                   message.epoch,
+                   message.id,
+                   {{"environment", message.body.at("environment")}},
+                   std::move(descriptors)};
       warm_channel->send(fork);
     }
   }
 
   void exec_worker(Worker& worker, const Message& message, const std::vector<Fd>& descriptors) {
     Command command;
-    command.argv = {options.python, "-m", "ddip.worker", "exec", std::to_string(worker.rank), std::to_string(worker.incarnation),
+    command.argv = {options.python,
+                    "-m",
+                    "ddip.worker",
+                    "exec",
+                    std::to_string(worker.rank),
+                    std::to_string(worker.incarnation),
                     std::to_string(descriptors.size())};
     command.environment = options.environment;
-    for (const auto& [name, value] : message.body.at("environment").items()) command.environment[name] = value.get<std::string>();
+    for (const auto& [name, value] : message.body.at("environment").items())
+      command.environment[name] = value.get<std::string>();
     command.environment[kMarkerName] = options.marker;
     command.folder = options.folder;
     for (const Fd& fd : descriptors) command.descriptors.push_back(fd.get());
@@ -224,7 +242,8 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     worker.channel = std::make_unique<wire::Channel>(
         loop, std::move(socket),
         wire::Channel::Events{[weak, rank, incarnation](Message message) {
-                                if (auto self = weak.lock()) self->on_worker_message(rank, incarnation, std::move(message));
+                                if (auto self = weak.lock())
+                                  self->on_worker_message(rank, incarnation, std::move(message));
                               },
                               [weak, rank, incarnation](const std::string& reason) {
                                 if (auto self = weak.lock()) self->on_worker_silent(rank, incarnation, reason);
@@ -315,9 +334,9 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     });
   }
 
-  // Loader workers and subprocesses: its process group, and those in a session of their own. The latter were orphaned by
-  // its death and are our children now (we are subreaper); they carry its rank, or, if they cleared their environment,
-  // nothing at all.
+  // Loader workers and subprocesses: its process group, and those in a session of their own. The latter were orphaned
+  // by its death and are our children now (we are subreaper); they carry its rank, or, if they cleared their
+  // environment, nothing at all.
   void end_children(const Worker& worker) {
     ::kill(-worker.pid, SIGKILL);
     std::string rank = std::to_string(worker.rank);
@@ -368,8 +387,10 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     }
     Worker* worker = current(rank, incarnation);
     if (!worker) return;
-    if (worker->pid > 0) kill_tree(worker->pid);
-    else worker->condemned = true;
+    if (worker->pid > 0)
+      kill_tree(worker->pid);
+    else
+      worker->condemned = true;
   }
 
   // While it lives, all that is below it can still be seen.
@@ -404,22 +425,20 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
   bool warmed = false;
   json warm_report = json::object();
   std::map<int, Worker> workers;
-  std::vector<Message> waiting_spawns;      // until the warm parent is warm
-  std::map<pid_t, json> early_exits;        // a child that ended before `forked` told us its pid
+  std::vector<Message> waiting_spawns;  // until the warm parent is warm
+  std::map<pid_t, json> early_exits;    // a child that ended before `forked` told us its pid
 };
 
-Agent::Agent(net::Loop& loop, Options options, Emit emit) : core_(std::make_shared<Core>(loop, std::move(options), std::move(emit))) {}
+Agent::Agent(net::Loop& loop, Options options, Emit emit)
+    : core_(std::make_shared<Core>(loop, std::move(options), std::move(emit))) {}
 
 Agent::~Agent() = default;
 
 void Agent::on_message(Message message) {
   switch (message.type) {
-    case Type::spawn:
-      return core_->spawn_worker(message);
-    case Type::kill:
-      return core_->kill_worker(message.rank, static_cast<uint32_t>(message.id));
-    default:
-      return core_->to_workers(message);
+    case Type::spawn: return core_->spawn_worker(message);
+    case Type::kill: return core_->kill_worker(message.rank, static_cast<uint32_t>(message.id));
+    default: return core_->to_workers(message);
   }
 }
 

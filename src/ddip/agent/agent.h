@@ -15,12 +15,12 @@ namespace ddip::agent {
 enum class Start { fork, exec };
 
 struct Options {
-  std::string marker;         // value of DDIP_GROUP in every process of the group
-  std::string python;         // interpreter of the workers
-  std::string folder;         // working directory of the workers
-  Environment environment;    // the user's, for the workers
+  std::string marker;       // value of DDIP_GROUP in every process of the group
+  std::string python;       // interpreter of the workers
+  std::string folder;       // working directory of the workers
+  Environment environment;  // the user's, for the workers
   Start start = Start::fork;
-  Fd store_listener;          // bound loopback port, handed to rank 0 to host the c10d store
+  Fd store_listener;  // bound loopback port, handed to rank 0 to host the c10d store
 };
 
 class Agent {

@@ -52,7 +52,8 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   for (size_t index = 2; index < keep.size(); ++index) {
     if (::dup2(keep[index], static_cast<int>(index) + 1) < 0) give_up();
   }
-  // Close-on-exec for all the rest, the report pipe included: exec closes it, which is how the parent learns of success.
+  // Close-on-exec for all the rest, the report pipe included: exec closes it, which is how the parent learns of
+  // success.
   ::syscall(SYS_close_range, static_cast<unsigned>(floor), ~0u, 4u /* CLOSE_RANGE_CLOEXEC */);
   if (!command.folder.empty() && ::chdir(command.folder.c_str()) != 0) give_up();
   sigset_t none;
@@ -132,7 +133,8 @@ std::vector<pid_t> descendants_of(pid_t pid) {
     size_t after_name = text.rfind(')');  // the name itself may hold blanks and brackets
     char state = 0;
     pid_t parent = 0;
-    if (after_name != std::string::npos && std::sscanf(text.c_str() + after_name + 1, " %c %d", &state, &parent) == 2) children.emplace(parent, child);
+    if (after_name != std::string::npos && std::sscanf(text.c_str() + after_name + 1, " %c %d", &state, &parent) == 2)
+      children.emplace(parent, child);
   }
   ::closedir(folder);
   std::vector<pid_t> found;

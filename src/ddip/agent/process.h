@@ -17,11 +17,11 @@ using Environment = std::map<std::string, std::string>;
 struct Command {
   std::vector<std::string> argv;
   Environment environment;
-  std::string folder;              // working directory; empty: ours
-  std::vector<int> descriptors;    // become 3, 4, … in the child
-  int output = -1;                 // becomes 1; -1: ours
-  int error = -1;                  // becomes 2; -1: ours
-  bool keep_input = false;         // otherwise 0 is /dev/null
+  std::string folder;            // working directory; empty: ours
+  std::vector<int> descriptors;  // become 3, 4, … in the child
+  int output = -1;               // becomes 1; -1: ours
+  int error = -1;                // becomes 2; -1: ours
+  bool keep_input = false;       // otherwise 0 is /dev/null
 };
 
 // Forks and execs, in a process group of its own; every other descriptor is closed in the child. Throws ConfigError

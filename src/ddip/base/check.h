@@ -4,10 +4,10 @@
 #include <cstdio>
 #include <cstdlib>
 
-#define DDIP_CHECK(condition, why)                                                                      \
-  do {                                                                                                  \
-    if (!(condition)) [[unlikely]] {                                                                    \
-      std::fprintf(stderr, "ddip: bug at %s:%d: %s (%s)\n", __FILE__, __LINE__, why, #condition);       \
-      std::abort();                                                                                     \
-    }                                                                                                   \
+#define DDIP_CHECK(condition, why)                                                                \
+  do {                                                                                            \
+    if (!(condition)) [[unlikely]] {                                                              \
+      std::fprintf(stderr, "ddip: bug at %s:%d: %s (%s)\n", __FILE__, __LINE__, why, #condition); \
+      std::abort();                                                                               \
+    }                                                                                             \
   } while (false)

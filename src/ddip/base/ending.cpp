@@ -20,7 +20,8 @@ bool reap(pid_t pid, Ending& ending) {
   ending.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
   ending.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
   ending.user_seconds = static_cast<double>(usage.ru_utime.tv_sec) + static_cast<double>(usage.ru_utime.tv_usec) * 1e-6;
-  ending.system_seconds = static_cast<double>(usage.ru_stime.tv_sec) + static_cast<double>(usage.ru_stime.tv_usec) * 1e-6;
+  ending.system_seconds =
+      static_cast<double>(usage.ru_stime.tv_sec) + static_cast<double>(usage.ru_stime.tv_usec) * 1e-6;
   ending.max_rss_kib = usage.ru_maxrss;
   return true;
 }

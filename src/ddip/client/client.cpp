@@ -30,14 +30,16 @@ std::vector<uint8_t> read_key(const GroupFolder& folder) {
 
 }  // namespace
 
-Client::Client(const GroupFolder& folder, const std::string& name, Milliseconds patience) : socket_(net::connect_to(folder.socket())) {
+Client::Client(const GroupFolder& folder, const std::string& name, Milliseconds patience)
+    : socket_(net::connect_to(folder.socket())) {
   sigset_t all, before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are the caller's threads'
   reader_ = std::thread([this] { read_all(); });
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   try {
-    welcome_ = request(Type::hello, {{"role", "client"}, {"client", name}, {"key", json::binary(read_key(folder))}}, patience);
+    welcome_ =
+        request(Type::hello, {{"role", "client"}, {"client", name}, {"key", json::binary(read_key(folder))}}, patience);
   } catch (...) {
     ::shutdown(socket_.get(), SHUT_RDWR);
     reader_.join();
@@ -90,8 +92,7 @@ void Client::on_message(Message message) {
       changed_.notify_all();
       return;
     }
-    default:
-      break;
+    default: break;
   }
   CellEvent event;
   event.type = message.type;
@@ -127,7 +128,8 @@ void Client::put(std::unique_lock<std::mutex>& lock, Queue& queue, CellEvent eve
   queue.bytes += event.bytes.size();
   queue.events.push_back(std::move(event));
   while (queue.bytes > kQueueBytes) {
-    auto oldest = std::find_if(queue.events.begin(), queue.events.end(), [](const CellEvent& entry) { return entry.kind == RecordKind::output; });
+    auto oldest = std::find_if(queue.events.begin(), queue.events.end(),
+                               [](const CellEvent& entry) { return entry.kind == RecordKind::output; });
     if (oldest == queue.events.end()) break;
     queue.elided_lines += static_cast<uint64_t>(std::count(oldest->bytes.begin(), oldest->bytes.end(), '\n'));
     queue.bytes -= oldest->bytes.size();

@@ -83,10 +83,10 @@ class Client {
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   uint64_t last_request_ = 0;
-  std::map<uint64_t, bool> keep_all_;              // by request, until it is accepted
+  std::map<uint64_t, bool> keep_all_;                         // by request, until it is accepted
   std::map<uint64_t, std::optional<wire::Message>> answers_;  // by request
-  std::map<uint64_t, Queue> queues_;               // by cell
-  std::string lost_;                               // why the connection ended; empty while it lives
+  std::map<uint64_t, Queue> queues_;                          // by cell
+  std::string lost_;                                          // why the connection ended; empty while it lives
   bool watching_ = false;
   bool closing_ = false;
   std::thread reader_;

@@ -583,9 +583,8 @@ const std::vector<Block>& Difference::blocks() {
     display_->drop_tail();
     for (const auto& each : lanes_) {
       each->moved = false;
-      each->align_shown([&](const Seats& seats, const Line& line) {
-        display_->add(ranks_of(seats), each->stream, line.first);
-      });
+      each->align_shown(
+          [&](const Seats& seats, const Line& line) { display_->add(ranks_of(seats), each->stream, line.first); });
     }
   }
   return display_->blocks;

@@ -26,9 +26,8 @@ struct Script {
 
 // Few different lines, so that ranks often say the same and often do not. No line begins with '['.
 std::string some_lines(bool with_bars) {
-  auto lines = *rc::gen::container<std::vector<std::string>>(
-      rc::gen::weightedElement<std::string>(
-          {{6, "a\n"}, {6, "b\n"}, {4, "c\n"}, {3, "\n"}, {2, "long\xc3\xa9 line \xff\n"}, {2, "d\ne\nf\n"}}));
+  auto lines = *rc::gen::container<std::vector<std::string>>(rc::gen::weightedElement<std::string>(
+      {{6, "a\n"}, {6, "b\n"}, {4, "c\n"}, {3, "\n"}, {2, "long\xc3\xa9 line \xff\n"}, {2, "d\ne\nf\n"}}));
   if (with_bars) {
     const auto bars = *rc::gen::container<std::vector<std::string>>(
         rc::gen::element<std::string>("\r10%", "\r20% ", "\x1b[A", "x\b", "\x1b[2K", "\n", "\r\n"));

@@ -28,7 +28,8 @@ bool is_library(const std::string& line) {
 
 // The same collective: operation, group and how many came before it.
 std::string key_of(const json& collective) {
-  return fmt::format("{}|{}|{}", collective.value("operation", ""), collective.value("group", ""), collective.value("number", 0));
+  return fmt::format("{}|{}|{}", collective.value("operation", ""), collective.value("group", ""),
+                     collective.value("number", 0));
 }
 
 std::string place(const json& rank) {
@@ -42,12 +43,13 @@ std::string describe(const json& rank) {
   std::string text = fmt::format("rank {}: {}", rank.value("rank", -1), place(rank));
   if (rank.contains("collective")) {
     const json& collective = rank.at("collective");
-    text += fmt::format("; in {} number {} of group '{}' for {:.1f} s", collective.value("operation", ""), collective.value("number", 0),
-                        collective.value("group", ""), collective.value("seconds", 0.0));
+    text += fmt::format("; in {} number {} of group '{}' for {:.1f} s", collective.value("operation", ""),
+                        collective.value("number", 0), collective.value("group", ""), collective.value("seconds", 0.0));
   } else if (rank.contains("seconds")) {
     text += fmt::format("; cell {} runs for {:.1f} s", rank.value("cell", 0), rank.value("seconds", 0.0));
   }
-  if (rank.contains("native") && !rank.at("native").empty()) text += fmt::format("; native: {}", rank.value("native", ""));
+  if (rank.contains("native") && !rank.at("native").empty())
+    text += fmt::format("; native: {}", rank.value("native", ""));
   return text;
 }
 
@@ -81,12 +83,14 @@ std::vector<std::string> explain(const json& why) {
       int number = rank.value("rank", -1);
       if (std::find(ranks.begin(), ranks.end(), number) != ranks.end()) continue;
       missing.push_back(number);
-      where += fmt::format("{}rank {} is {}", where.empty() ? "" : "; ", number,
-                           rank.contains("collective") ? "in " + rank.at("collective").value("operation", "") : "at " + place(rank));
+      where += fmt::format(
+          "{}rank {} is {}", where.empty() ? "" : "; ", number,
+          rank.contains("collective") ? "in " + rank.at("collective").value("operation", "") : "at " + place(rank));
     }
     if (!missing.empty()) {
-      lines.push_back(fmt::format("{} waits on rank{} {} for rank{} {}, which never arrived: {}", names.at(key), ranks.size() > 1 ? "s" : "",
-                                  rank_list(ranks), missing.size() > 1 ? "s" : "", rank_list(missing), where));
+      lines.push_back(fmt::format("{} waits on rank{} {} for rank{} {}, which never arrived: {}", names.at(key),
+                                  ranks.size() > 1 ? "s" : "", rank_list(ranks), missing.size() > 1 ? "s" : "",
+                                  rank_list(missing), where));
     }
   }
   return lines;

@@ -45,7 +45,8 @@ GroupFolder require_group(const fs::path& runtime, const std::string& name) {
     }
     running.push_back(group.name());
   }
-  if (running.empty()) throw ConfigError(fmt::format("no group named {}: no group is running; `ddip up` or %makedip starts one", name));
+  if (running.empty())
+    throw ConfigError(fmt::format("no group named {}: no group is running; `ddip up` or %makedip starts one", name));
   throw ConfigError(fmt::format("no group named {}; running: {}", name, fmt::join(running, ", ")));
 }
 

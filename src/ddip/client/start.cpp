@@ -95,7 +95,8 @@ json start_group(const StartOptions& options, const std::function<void(const std
     if (ready < 0 && errno != EINTR) throw_errno("poll");
     if (ready <= 0) {
       progress("");
-      if (Clock::now() > deadline) throw TimedOut(fmt::format("the coordinator did not answer in {} s", options.timeout + 10));
+      if (Clock::now() > deadline)
+        throw TimedOut(fmt::format("the coordinator did not answer in {} s", options.timeout + 10));
       continue;
     }
     char bytes[4096];

@@ -109,8 +109,7 @@ std::vector<std::string> Terminal::live() const {
 void Terminal::accept(char byte) {
   const auto code = static_cast<unsigned char>(byte);
   switch (parse_) {
-    case Parse::text:
-      return accept_text(byte);
+    case Parse::text: return accept_text(byte);
     case Parse::escape:
       if (byte == '[') {
         parameters_.clear();
@@ -159,17 +158,13 @@ void Terminal::accept_text(char byte) {
     draw_partial_glyph();
   }
   switch (byte) {
-    case '\n':
-      return newline();
+    case '\n': return newline();
     case '\r':
       visit_.returned = true;
       visit_.again = visit_.drawn;
       return move_to_column(0);
-    case '\b':
-      return move_to_column(std::max<size_t>(column(), 1) - 1);
-    case kEscape:
-      parse_ = Parse::escape;
-      return;
+    case '\b': return move_to_column(std::max<size_t>(column(), 1) - 1);
+    case kEscape: parse_ = Parse::escape; return;
     default:
       if (glyph_length(byte) > 1) {
         partial_glyph_ = byte;
@@ -236,27 +231,19 @@ void Terminal::control_sequence(char final) {
   if (final == 'm') return colour();
   const int count = std::max(first_number(parameters_, 1), 1);
   switch (final) {
-    case 'A':
-      return move_rows(-count);
-    case 'B':
-      return move_rows(count);
-    case 'C':
-      return move_to_column(column() + static_cast<size_t>(count));
-    case 'D':
-      return move_to_column(column() - std::min(column(), static_cast<size_t>(count)));
+    case 'A': return move_rows(-count);
+    case 'B': return move_rows(count);
+    case 'C': return move_to_column(column() + static_cast<size_t>(count));
+    case 'D': return move_to_column(column() - std::min(column(), static_cast<size_t>(count)));
     case 'E':
     case 'F':
       move_rows(final == 'E' ? count : -count);
       visit_.returned = true;
       return move_to_column(0);
-    case 'G':
-      return move_to_column(static_cast<size_t>(count) - 1);
-    case 'K':
-      return erase_row(first_number(parameters_, 0));
-    case 'J':
-      return erase_rows(first_number(parameters_, 0));
-    default:
-      return;
+    case 'G': return move_to_column(static_cast<size_t>(count) - 1);
+    case 'K': return erase_row(first_number(parameters_, 0));
+    case 'J': return erase_rows(first_number(parameters_, 0));
+    default: return;
   }
 }
 
@@ -327,12 +314,9 @@ size_t Terminal::column() const {
 // About to draw on row_: can the rows above still change? The cases are those of the header.
 bool Terminal::above_is_done() const {
   switch (visit_.by) {
-    case Arrival::down:
-      return false;
-    case Arrival::up:
-      return blank_from(row_) || (static_cast<long>(row_) == departed_from_ && drew_below_);
-    case Arrival::newline:
-      break;
+    case Arrival::down: return false;
+    case Arrival::up: return blank_from(row_) || (static_cast<long>(row_) == departed_from_ && drew_below_);
+    case Arrival::newline: break;
   }
   if (visit_.again) return row_ + 1 == rows_.size();
   return !visit_.returned && !visit_.drawn && !cursor_hidden_ && blank_from(row_);

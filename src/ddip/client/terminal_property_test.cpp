@@ -11,9 +11,8 @@ namespace {
 std::string hostile_bytes() {
   const auto pieces = *rc::gen::container<std::vector<std::string>>(rc::gen::oneOf(
       rc::gen::element<std::string>("\n", "\r", "\b", "\t", "\r\n", "\x1b[A", "\x1b[2A", "\x1b[1B", "\x1b[9C",
-                                    "\x1b[2D", "\x1b[E", "\x1b[F", "\x1b[4G", "\x1b[K", "\x1b[1K", "\x1b[2K",
-                                    "\x1b[J", "\x1b[2J",
-                                    "\x1b[?25l", "\x1b[?25h", "\x1b[31m", "\x1b[m", "\x1b", "\x1b[", "\x1b]",
+                                    "\x1b[2D", "\x1b[E", "\x1b[F", "\x1b[4G", "\x1b[K", "\x1b[1K", "\x1b[2K", "\x1b[J",
+                                    "\x1b[2J", "\x1b[?25l", "\x1b[?25h", "\x1b[31m", "\x1b[m", "\x1b", "\x1b[", "\x1b]",
                                     "\x1b[99999999A", "bar", "    ", "\u2588", "\xe2", "\x88", "\xff"),
       rc::gen::element<std::string>("\n", "\r", "text", " ", "\x1b[A"),
       rc::gen::map(rc::gen::arbitrary<char>(), [](char c) { return std::string(1, c); })));

@@ -138,7 +138,10 @@ TEST(Terminal, colours_stay_in_the_text) {
 }
 
 TEST(Terminal, other_sequences_are_dropped_and_a_lost_end_swallows_one_line_at_most) {
-  EXPECT_EQ(all_settled("a\x1b(Bb\x1b[5;7Hc\x1b]0;title\x07" "d\x1b]8;;u\x1b\\e\x1b\x37" "f\n"), "abcdef\n");
+  EXPECT_EQ(all_settled("a\x1b(Bb\x1b[5;7Hc\x1b]0;title\x07"
+                        "d\x1b]8;;u\x1b\\e\x1b\x37"
+                        "f\n"),
+            "abcdef\n");
   EXPECT_EQ(all_settled("a\x1b]never ended\nb\n"), "a\nb\n");
 }
 

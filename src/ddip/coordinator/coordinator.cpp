@@ -57,9 +57,11 @@ std::string process_state(pid_t pid) {
   size_t after_name = text.rfind(')');
   char state = after_name == std::string::npos || after_name + 2 >= text.size() ? '?' : text[after_name + 2];
   switch (state) {
-    case 'T': case 't': return "stopped (SIGSTOP or a debugger)";
+    case 'T':
+    case 't': return "stopped (SIGSTOP or a debugger)";
     case 'D': return "in uninterruptible sleep (disk or driver)";
-    case 'Z': case '?': return "gone";
+    case 'Z':
+    case '?': return "gone";
     default: return "alive, but its control thread does not answer";
   }
 }
@@ -68,7 +70,9 @@ std::string process_state(pid_t pid) {
 
 struct Coordinator::Core {
   Core(net::Loop& loop, Options given, Events events)
-      : loop(loop), options(std::move(given)), events(std::move(events)),
+      : loop(loop),
+        options(std::move(given)),
+        events(std::move(events)),
         journal(options.journal_folder, JournalOptions{}),
         members(membership::empty_group(options.world_size)),
         tails(static_cast<size_t>(options.world_size)),
@@ -85,8 +89,10 @@ struct Coordinator::Core {
         owner_died.cancel();
         stop("its owner (pid " + std::to_string(options.owner) + ") ended");
       };
-      if (owner_pidfd) owner_died = loop.when_readable(owner_pidfd.get(), end);
-      else loop.post(end);
+      if (owner_pidfd)
+        owner_died = loop.when_readable(owner_pidfd.get(), end);
+      else
+        loop.post(end);
     }
     touch();
   }
@@ -105,7 +111,8 @@ struct Coordinator::Core {
   }
 
   void decide_one(const membership::Event& event) {
-    membership::Decision decision = membership::decide(std::move(members), event, std::chrono::steady_clock::now(), membership_options);
+    membership::Decision decision =
+        membership::decide(std::move(members), event, std::chrono::steady_clock::now(), membership_options);
     members = std::move(decision.state);
     if (!decision.reason.empty()) log("membership: {}", decision.reason);
     for (const membership::Action& action : decision.actions) {
@@ -113,8 +120,9 @@ struct Coordinator::Core {
     }
     membership_timer.cancel();
     if (auto deadline = membership::next_deadline(members, membership_options)) {
-      membership_timer = loop.after(std::max(0ns, std::chrono::nanoseconds(*deadline - std::chrono::steady_clock::now())),
-                                    [this] { decide(membership::Tick{}); });
+      membership_timer =
+          loop.after(std::max(0ns, std::chrono::nanoseconds(*deadline - std::chrono::steady_clock::now())),
+                     [this] { decide(membership::Tick{}); });
     }
   }
 
@@ -122,7 +130,8 @@ struct Coordinator::Core {
     json environment = options.environments.at(static_cast<size_t>(spawn.rank));
     environment["TORCHELASTIC_RESTART_COUNT"] = std::to_string(rebuilds);
     tails[static_cast<size_t>(spawn.rank)].clear();
-    events.to_agent({Type::spawn, spawn.rank, spawn.epoch, spawn.incarnation, {{"environment", std::move(environment)}}, {}});
+    events.to_agent(
+        {Type::spawn, spawn.rank, spawn.epoch, spawn.incarnation, {{"environment", std::move(environment)}}, {}});
   }
 
   void act(const membership::Kill& kill) {
@@ -132,7 +141,8 @@ struct Coordinator::Core {
       stop_kills.push_back(kill);
       if (!stop_timer) {
         stop_timer = loop.after(kStopPatience, [this] {
-          for (const membership::Kill& late : stop_kills) events.to_agent({Type::kill, late.rank, 0, late.incarnation, json::object(), {}});
+          for (const membership::Kill& late : stop_kills)
+            events.to_agent({Type::kill, late.rank, 0, late.incarnation, json::object(), {}});
         });
       }
       return;
@@ -147,7 +157,8 @@ struct Coordinator::Core {
       return events.on_ready();
     }
     for (int rank : ready.ranks) {
-      group_note(fmt::format("rank {} is back, empty: its variables are gone; group.rebuild() re-makes process groups", rank));
+      group_note(
+          fmt::format("rank {} is back, empty: its variables are gone; group.rebuild() re-makes process groups", rank));
     }
     answer_restarts();
   }
@@ -176,7 +187,8 @@ struct Coordinator::Core {
         if (membership::is_current(members, message.rank, static_cast<uint32_t>(message.id))) {
           pids[message.rank] = message.body.value("pid", 0);
         }
-        return decide(membership::Joined{message.rank, static_cast<uint32_t>(message.id), message.body.value("pid", 0)});
+        return decide(
+            membership::Joined{message.rank, static_cast<uint32_t>(message.id), message.body.value("pid", 0)});
       case Type::exited: {
         std::string why = message.body.value("why", "unknown");
         // One that never came to run cells says here what was wrong: a module that is missing, say.
@@ -189,26 +201,21 @@ struct Coordinator::Core {
         if (!is_ready(message.rank)) lose_cells(message.rank, why);
         return;
       }
-      case Type::host_note:
-        return group_note(message.body.value("text", ""));
-      case Type::output:
-        return on_output(std::move(message));
+      case Type::host_note: return group_note(message.body.value("text", ""));
+      case Type::output: return on_output(std::move(message));
       case Type::display:
-        return record_for(message.id, RecordKind::display, message.rank, 0, message.body.dump(-1, ' ', false, json::error_handler_t::replace));
-      case Type::note:
-        return record_for(message.id, RecordKind::note, message.rank, 0, message.body.value("text", ""));
-      case Type::done:
-        return on_done(std::move(message));
-      case Type::stacks:
-        return on_stacks(std::move(message));
+        return record_for(message.id, RecordKind::display, message.rank, 0,
+                          message.body.dump(-1, ' ', false, json::error_handler_t::replace));
+      case Type::note: return record_for(message.id, RecordKind::note, message.rank, 0, message.body.value("text", ""));
+      case Type::done: return on_done(std::move(message));
+      case Type::stacks: return on_stacks(std::move(message));
       case Type::input_request:
         if (Session* session = session_of(message.id)) {
           asking[message.id].insert(message.rank);
           return session->channel->send(message);
         }
         return refuse_input(message.id, message.rank);
-      default:
-        log("agent sent {}, ignored", wire::name_of(message.type));
+      default: log("agent sent {}, ignored", wire::name_of(message.type));
     }
   }
 
@@ -238,7 +245,10 @@ struct Coordinator::Core {
       Request* request = requests.find(cell);
       json detail = lost_details.contains(rank) ? lost_details.at(rank) : json::object();
       settle(*request, rank,
-             {{"outcome", "lost"}, {"why", why}, {"detail", detail}, {"tail", last_lines(tails.at(static_cast<size_t>(rank)), kTailLines)}});
+             {{"outcome", "lost"},
+              {"why", why},
+              {"detail", detail},
+              {"tail", last_lines(tails.at(static_cast<size_t>(rank)), kTailLines)}});
     }
   }
 
@@ -246,11 +256,20 @@ struct Coordinator::Core {
     uint64_t cell = request.cell;
     if (!requests.settle(cell, rank)) return;
     std::string outcome = body.value("outcome", "");
-    record(request.silent, cell, RecordKind::rank_done, rank, 0, body.dump(-1, ' ', false, json::error_handler_t::replace), request.session);
+    record(request.silent, cell, RecordKind::rank_done, rank, 0,
+           body.dump(-1, ' ', false, json::error_handler_t::replace), request.session);
     if (outcome != "ok" && !request.open_ranks.empty()) {
       // The others are told at once; what they do about it is the worker's ladder with its own patience.
-      Message tell{Type::interrupt, wire::kNoRank, members.epoch, cell,
-                   {{"ranks", request.open_ranks}, {"because", "peer"}, {"peer", rank}, {"outcome", outcome}, {"settle", options.settle}}, {}};
+      Message tell{Type::interrupt,
+                   wire::kNoRank,
+                   members.epoch,
+                   cell,
+                   {{"ranks", request.open_ranks},
+                    {"because", "peer"},
+                    {"peer", rank},
+                    {"outcome", outcome},
+                    {"settle", options.settle}},
+                   {}};
       events.to_agent(std::move(tell));
     }
     if (!requests.finished(cell)) return;
@@ -269,7 +288,8 @@ struct Coordinator::Core {
     record(request && request->silent, cell, kind, rank, stream, body, request ? request->session : 0);
   }
 
-  void record(bool silent, uint64_t cell, RecordKind kind, int rank, uint8_t stream, std::string_view body, uint64_t owner) {
+  void record(bool silent, uint64_t cell, RecordKind kind, int rank, uint8_t stream, std::string_view body,
+              uint64_t owner) {
     Record entry{0, 0, cell, rank, kind, stream, {}};
     entry.time_us = static_cast<int64_t>(wall_seconds() * 1e6);
     if (silent) {
@@ -303,8 +323,16 @@ struct Coordinator::Core {
 
   static void send_record(Session& session, const Record& entry) {
     std::vector<uint8_t> bytes(entry.body.begin(), entry.body.end());
-    Message message{Type::record, entry.rank, 0, entry.cell,
-                    {{"sequence", entry.sequence}, {"time_us", entry.time_us}, {"kind", static_cast<int>(entry.kind)}, {"stream", entry.stream}, {"body", json::binary(std::move(bytes))}}, {}};
+    Message message{Type::record,
+                    entry.rank,
+                    0,
+                    entry.cell,
+                    {{"sequence", entry.sequence},
+                     {"time_us", entry.time_us},
+                     {"kind", static_cast<int>(entry.kind)},
+                     {"stream", entry.stream},
+                     {"body", json::binary(std::move(bytes))}},
+                    {}};
     session.channel->send(message);
   }
 
@@ -325,7 +353,8 @@ struct Coordinator::Core {
     if (stopped) return;
     session.lagging = false;
     if (session.watch_request != 0) {
-      Message message{Type::caught_up, wire::kNoRank, members.epoch, session.watch_request, {{"cells", open_cells()}}, {}};
+      Message message{
+          Type::caught_up, wire::kNoRank, members.epoch, session.watch_request, {{"cells", open_cells()}}, {}};
       session.watch_request = 0;
       session.channel->send(message);
     }
@@ -349,7 +378,10 @@ struct Coordinator::Core {
         // What happens from here on is news to this client when it comes back, acknowledged or not.
         known_since.try_emplace(session.client, std::max(acknowledged, journal.last_sequence()));
       } catch (const ConfigError& error) {
-        return refuse(session, hello.id, fmt::format("client {}: {}", json(session.client).dump(-1, ' ', false, json::error_handler_t::replace), error.what()));
+        return refuse(
+            session, hello.id,
+            fmt::format("client {}: {}", json(session.client).dump(-1, ' ', false, json::error_handler_t::replace),
+                        error.what()));
       }
     }
     Message welcome{Type::welcome, wire::kNoRank, members.epoch, hello.id, info(), {}};
@@ -366,7 +398,12 @@ struct Coordinator::Core {
   }
 
   void refuse_input(uint64_t cell, int rank) {
-    events.to_agent({Type::input_reply, rank, members.epoch, cell, {{"error", "input() needs a front end, and the one that asked for this cell is gone"}}, {}});
+    events.to_agent({Type::input_reply,
+                     rank,
+                     members.epoch,
+                     cell,
+                     {{"error", "input() needs a front end, and the one that asked for this cell is gone"}},
+                     {}});
   }
 
   void on_client(Session& session, Message message) {
@@ -380,12 +417,11 @@ struct Coordinator::Core {
       case Type::watch: return on_watch(session, message);
       case Type::acknowledge:
         if (session.client.empty()) return;
-        acknowledgements[session.client] = std::max(acknowledgements[session.client], message.body.at("sequence").get<uint64_t>());
+        acknowledgements[session.client] =
+            std::max(acknowledgements[session.client], message.body.at("sequence").get<uint64_t>());
         if (!acknowledge_timer) acknowledge_timer = loop.after(kAcknowledgePause, [this] { save_acknowledgements(); });
         return;
-      case Type::input_reply:
-        asking[message.id].erase(message.rank);
-        return events.to_agent(std::move(message));
+      case Type::input_reply: asking[message.id].erase(message.rank); return events.to_agent(std::move(message));
       case Type::stop:
         stop_requests.emplace_back(session.number, message.id);
         return stop("asked by " + session.client);
@@ -397,14 +433,15 @@ struct Coordinator::Core {
           return events.to_agent(std::move(message));
         }
         return answer(session, message.id, json::object());
-      default:
-        throw ProtocolError("a client may not send " + wire::name_of(message.type));
+      default: throw ProtocolError("a client may not send " + wire::name_of(message.type));
     }
   }
 
   void on_execute(Session& session, Message message) {
-    if (members.phase != membership::Phase::running) return refuse(session, message.id, "the group is " + std::string(membership::name_of(members.phase)));
-    if (requests.size() >= kMaxOpenCells) return refuse(session, message.id, fmt::format("{} cells are already waiting", requests.size()));
+    if (members.phase != membership::Phase::running)
+      return refuse(session, message.id, "the group is " + std::string(membership::name_of(members.phase)));
+    if (requests.size() >= kMaxOpenCells)
+      return refuse(session, message.id, fmt::format("{} cells are already waiting", requests.size()));
     std::vector<int> ranks = message.body.at("ranks").get<std::vector<int>>();
     if (ranks.empty()) {
       for (int rank = 0; rank < options.world_size; ++rank) ranks.push_back(rank);
@@ -412,22 +449,34 @@ struct Coordinator::Core {
     json behind = json::array();
     for (int rank : ranks) {
       if (rank < 0 || rank >= options.world_size) {
-        return refuse(session, message.id, fmt::format("rank {} is not in this group (ranks 0-{})", rank, options.world_size - 1));
+        return refuse(session, message.id,
+                      fmt::format("rank {} is not in this group (ranks 0-{})", rank, options.world_size - 1));
       }
       if (!is_ready(rank)) {
         const membership::Member& member = members.members.at(static_cast<size_t>(rank));
-        return refuse(session, message.id,
-                      fmt::format("rank {} is {}{}; %makedip -r restarts all, group.restart(ranks=[{}]) this one", rank, membership::name_of(member.status),
-                                  member.why.empty() ? "" : " (" + member.why + ")", rank));
+        return refuse(
+            session, message.id,
+            fmt::format("rank {} is {}{}; %makedip -r restarts all, group.restart(ranks=[{}]) this one", rank,
+                        membership::name_of(member.status), member.why.empty() ? "" : " (" + member.why + ")", rank));
       }
       for (uint64_t cell : requests.unfinished_on(rank)) {
-        if (!requests.find(cell)->silent) behind.push_back({{"cell", cell}, {"rank", rank}, {"line", requests.find(cell)->first_line}});
+        if (!requests.find(cell)->silent)
+          behind.push_back({{"cell", cell}, {"rank", rank}, {"line", requests.find(cell)->first_line}});
       }
     }
-    Request& request = requests.open({0, session.number, message.id, message.body.value("silent", false), ranks, {},
-                                      message.body.value("first_line", ""), wall_seconds()});
+    Request& request = requests.open({0,
+                                      session.number,
+                                      message.id,
+                                      message.body.value("silent", false),
+                                      ranks,
+                                      {},
+                                      message.body.value("first_line", ""),
+                                      wall_seconds()});
     session.cells.insert(request.cell);
-    json about = {{"ranks", ranks}, {"client", session.client}, {"source", message.body.value("code", "")}, {"name", message.body.value("name", "")}};
+    json about = {{"ranks", ranks},
+                  {"client", session.client},
+                  {"source", message.body.value("code", "")},
+                  {"name", message.body.value("name", "")}};
     uint64_t client_number = std::exchange(message.id, request.cell);
     message.body["ranks"] = std::move(ranks);
     message.epoch = members.epoch;
@@ -436,10 +485,16 @@ struct Coordinator::Core {
     // are read on a later turn.
     events.to_agent(std::move(message));
     // `behind` also tells the client about ranks that are stuck, so that a cell never queues in silence.
-    session.channel->send({Type::accepted, wire::kNoRank, members.epoch, client_number, {{"cell", request.cell}, {"behind", std::move(behind)}}, {}});
+    session.channel->send({Type::accepted,
+                           wire::kNoRank,
+                           members.epoch,
+                           client_number,
+                           {{"cell", request.cell}, {"behind", std::move(behind)}},
+                           {}});
     if (request.silent) return;
     ++user_cells;
-    record(false, request.cell, RecordKind::cell_started, wire::kNoRank, 0, about.dump(-1, ' ', false, json::error_handler_t::replace), session.number);
+    record(false, request.cell, RecordKind::cell_started, wire::kNoRank, 0,
+           about.dump(-1, ' ', false, json::error_handler_t::replace), session.number);
   }
 
   void on_interrupt(Session& session, const Message& message) {
@@ -453,7 +508,12 @@ struct Coordinator::Core {
       touched.push_back({{"cell", cell}, {"ranks", request->open_ranks}, {"line", request->first_line}});
       stuck.insert(request->open_ranks.begin(), request->open_ranks.end());
       if (kill) continue;
-      events.to_agent({Type::interrupt, wire::kNoRank, members.epoch, cell, {{"ranks", request->open_ranks}, {"because", "user"}}, {}});
+      events.to_agent({Type::interrupt,
+                       wire::kNoRank,
+                       members.epoch,
+                       cell,
+                       {{"ranks", request->open_ranks}, {"because", "user"}},
+                       {}});
       if (options.grace > 0) arm_grace(cell);
     }
     answer(session, message.id, {{"cells", touched}, {"killed", kill}});
@@ -477,10 +537,12 @@ struct Coordinator::Core {
     }
     for (int rank : ranks) {
       if (rank < 0 || rank >= options.world_size) {
-        return refuse(session, message.id, fmt::format("rank {} is not in this group (ranks 0-{})", rank, options.world_size - 1));
+        return refuse(session, message.id,
+                      fmt::format("rank {} is not in this group (ranks 0-{})", rank, options.world_size - 1));
       }
     }
-    if (static_cast<int>(ranks.size()) == options.world_size) ++rebuilds;  // nobody is left who knows the old store's keys
+    if (static_cast<int>(ranks.size()) == options.world_size)
+      ++rebuilds;  // nobody is left who knows the old store's keys
     refusal.clear();
     restarts.push_back({session.number, message.id, std::set<int>(ranks.begin(), ranks.end())});
     decide(membership::Replace{ranks});
@@ -497,22 +559,26 @@ struct Coordinator::Core {
       for (int rank : restart->ranks) {
         const membership::Member& member = members.members.at(static_cast<size_t>(rank));
         waiting |= member.status == membership::Status::starting || member.status == membership::Status::replacing;
-        if (member.status == membership::Status::lost) failed = fmt::format("rank {} did not come back: {}", rank, member.why);
+        if (member.status == membership::Status::lost)
+          failed = fmt::format("rank {} did not come back: {}", rank, member.why);
       }
       if (waiting) {
         ++restart;
         continue;
       }
       if (Session* session = door.find(restart->session)) {
-        if (failed.empty()) answer(*session, restart->request, info());
-        else refuse(*session, restart->request, failed);
+        if (failed.empty())
+          answer(*session, restart->request, info());
+        else
+          refuse(*session, restart->request, failed);
       }
       restart = restarts.erase(restart);
     }
   }
 
   void on_watch(Session& session, const Message& message) {
-    uint64_t acknowledged = session.client.empty() ? 0 : std::max(journal.acknowledged(session.client), acknowledgements[session.client]);
+    uint64_t acknowledged =
+        session.client.empty() ? 0 : std::max(journal.acknowledged(session.client), acknowledgements[session.client]);
     session.follows_all = true;
     session.watch_request = message.id;
     session.lagging = true;
@@ -520,7 +586,8 @@ struct Coordinator::Core {
       session.cursor = message.body.at("after").get<uint64_t>();
     } else if (acknowledged > 0) {
       session.cursor = acknowledged;
-    } else if (auto known = known_since.find(session.client); known != known_since.end() && known->second < session.entered_at) {
+    } else if (auto known = known_since.find(session.client);
+               known != known_since.end() && known->second < session.entered_at) {
       session.cursor = known->second;
     } else {
       // Somebody new: what is unfinished, not the whole past.
@@ -588,13 +655,19 @@ struct Coordinator::Core {
     whys.erase(found);
     json ranks = json::array();
     for (int rank = 0; rank < options.world_size; ++rank) {
-      json entry = {{"rank", rank}, {"pid", pids[rank]}, {"status", membership::name_of(members.members.at(static_cast<size_t>(rank)).status)}};
-      if (why.answers.contains(rank)) entry.update(why.answers.at(rank));
-      else if (is_ready(rank)) entry["silent"] = process_state(pids[rank]);
-      else entry["silent"] = members.members.at(static_cast<size_t>(rank)).why;
+      json entry = {{"rank", rank},
+                    {"pid", pids[rank]},
+                    {"status", membership::name_of(members.members.at(static_cast<size_t>(rank)).status)}};
+      if (why.answers.contains(rank))
+        entry.update(why.answers.at(rank));
+      else if (is_ready(rank))
+        entry["silent"] = process_state(pids[rank]);
+      else
+        entry["silent"] = members.members.at(static_cast<size_t>(rank)).why;
       ranks.push_back(std::move(entry));
     }
-    if (Session* session = door.find(why.session)) answer(*session, why.request, {{"ranks", ranks}, {"cells", open_cells()}});
+    if (Session* session = door.find(why.session))
+      answer(*session, why.request, {{"ranks", ranks}, {"cells", open_cells()}});
   }
 
   // ---- answers
@@ -604,7 +677,11 @@ struct Coordinator::Core {
     for (uint64_t cell : requests.unfinished()) {
       Request* request = requests.find(cell);
       if (request->silent) continue;
-      cells.push_back({{"cell", cell}, {"ranks", request->ranks}, {"open", request->open_ranks}, {"line", request->first_line}, {"seconds", wall_seconds() - request->started}});
+      cells.push_back({{"cell", cell},
+                       {"ranks", request->ranks},
+                       {"open", request->open_ranks},
+                       {"line", request->first_line},
+                       {"seconds", wall_seconds() - request->started}});
     }
     return cells;
   }
@@ -613,16 +690,32 @@ struct Coordinator::Core {
     json ranks = json::array();
     for (int rank = 0; rank < options.world_size; ++rank) {
       const membership::Member& member = members.members.at(static_cast<size_t>(rank));
-      ranks.push_back({{"rank", rank}, {"pid", member.alive ? pids[rank] : 0}, {"status", membership::name_of(member.status)}, {"incarnation", member.incarnation},
-                       {"why", member.why}, {"device", options.environments.at(static_cast<size_t>(rank)).value("DDIP_DEVICE", "cpu")}});
+      ranks.push_back({{"rank", rank},
+                       {"pid", member.alive ? pids[rank] : 0},
+                       {"status", membership::name_of(member.status)},
+                       {"incarnation", member.incarnation},
+                       {"why", member.why},
+                       {"device", options.environments.at(static_cast<size_t>(rank)).value("DDIP_DEVICE", "cpu")}});
     }
     json clients = json::array();
-    for (const Session& session : door.sessions()) clients.push_back({{"client", session.client}, {"pid", session.pid}});
+    for (const Session& session : door.sessions())
+      clients.push_back({{"client", session.client}, {"pid", session.pid}});
     json facts = options.facts;
-    facts.update({{"name", options.name}, {"world_size", options.world_size}, {"epoch", members.epoch}, {"phase", membership::name_of(members.phase)},
-                  {"pid", ::getpid()}, {"ranks", ranks}, {"cells", open_cells()}, {"clients", clients}, {"started", started},
-                  {"last_sequence", journal.last_sequence()}, {"journal", options.journal_folder.string()}, {"idle", options.idle},
-                  {"user_cells", user_cells}, {"trouble", journal.trouble()}, {"agent", events.describe_agent()}});
+    facts.update({{"name", options.name},
+                  {"world_size", options.world_size},
+                  {"epoch", members.epoch},
+                  {"phase", membership::name_of(members.phase)},
+                  {"pid", ::getpid()},
+                  {"ranks", ranks},
+                  {"cells", open_cells()},
+                  {"clients", clients},
+                  {"started", started},
+                  {"last_sequence", journal.last_sequence()},
+                  {"journal", options.journal_folder.string()},
+                  {"idle", options.idle},
+                  {"user_cells", user_cells},
+                  {"trouble", journal.trouble()},
+                  {"agent", events.describe_agent()}});
     return facts;
   }
 
@@ -639,7 +732,9 @@ struct Coordinator::Core {
     return request ? door.find(request->session) : nullptr;
   }
 
-  bool is_ready(int rank) const { return members.members.at(static_cast<size_t>(rank)).status == membership::Status::ready; }
+  bool is_ready(int rank) const {
+    return members.members.at(static_cast<size_t>(rank)).status == membership::Status::ready;
+  }
 
   // ---- life
 
@@ -655,7 +750,8 @@ struct Coordinator::Core {
     idle_timer.cancel();
     if (options.idle <= 0 || !was_ready) return;
     idle_timer = loop.after(seconds(options.idle), [this] {
-      if (requests.size() == 0 && door.sessions().empty()) return stop(fmt::format("nobody used it for {} s (--idle)", options.idle));
+      if (requests.size() == 0 && door.sessions().empty())
+        return stop(fmt::format("nobody used it for {} s (--idle)", options.idle));
       touch();
     });
   }
@@ -668,7 +764,7 @@ struct Coordinator::Core {
   membership::Options membership_options;
   std::deque<membership::Event> waiting_events;  // the first is being decided
   RequestTable requests;
-  std::vector<std::string> tails;        // the end of each rank's output, for the obituary
+  std::vector<std::string> tails;  // the end of each rank's output, for the obituary
   Door door;
 
   std::map<int, pid_t> pids;
@@ -676,7 +772,7 @@ struct Coordinator::Core {
   std::map<uint64_t, Why> whys;
   uint64_t last_why = 0;
   std::map<uint64_t, std::pair<uint64_t, uint64_t>> pings;
-  uint64_t last_ping = 1ull << 48;       // apart from why's numbers
+  uint64_t last_ping = 1ull << 48;  // apart from why's numbers
   struct Restart {
     uint64_t session;
     uint64_t request;

@@ -18,7 +18,8 @@ constexpr int kAcceptsPerTurn = 8;
 bool equal_keys(const std::string& left, const std::string& right) {
   if (left.size() != right.size()) return false;
   unsigned char difference = 0;
-  for (size_t index = 0; index < left.size(); ++index) difference |= static_cast<unsigned char>(left[index] ^ right[index]);
+  for (size_t index = 0; index < left.size(); ++index)
+    difference |= static_cast<unsigned char>(left[index] ^ right[index]);
   return difference == 0;
 }
 
@@ -45,8 +46,8 @@ Session* Door::find(uint64_t number) {
   return nullptr;
 }
 
-// A few at a time, so that those who have come are heard before more come in. When all places are taken the one that has
-// been silent longest gives way: a real client says hello at once.
+// A few at a time, so that those who have come are heard before more come in. When all places are taken the one that
+// has been silent longest gives way: a real client says hello at once.
 void Door::accept_all() {
   for (int count = 0; count < kAcceptsPerTurn; ++count) {
     Fd socket = net::accept_from(listener_.get());
@@ -55,33 +56,39 @@ void Door::accept_all() {
     net::Peer peer = net::peer_of(socket.get());
     if (!net::may_connect(peer)) {
       // The first few and then every thousandth: a flood must not become a flood of log lines.
-      if (++refused_ <= 3 || refused_ % 1000 == 0) log("refused uid {} pid {} ({} so far)", peer.uid, peer.pid, refused_);
+      if (++refused_ <= 3 || refused_ % 1000 == 0)
+        log("refused uid {} pid {} ({} so far)", peer.uid, peer.pid, refused_);
       continue;
     }
     uint64_t number = ++last_number_;
     auto pending = std::make_unique<Pending>();
     pending->pid = peer.pid;
-    pending->channel = std::make_unique<wire::Channel>(
-        loop_, std::move(socket),
-        wire::Channel::Events{[this, number](wire::Message message) {
-                                if (pending_.contains(number)) return on_hello(number, std::move(message));
-                                if (Session* session = find(number)) events_.on_message(*session, std::move(message));
-                              },
-                              [this, number](const std::string& reason) {
-                                if (pending_.contains(number)) return drop_pending(number, reason);
-                                leave(number, reason);
-                              },
-                              [this, number] {
-                                if (Session* session = find(number)) events_.on_drained(*session);
-                              }},
-        net::kBodyCapBeforeHello);
+    pending->channel =
+        std::make_unique<wire::Channel>(loop_, std::move(socket),
+                                        wire::Channel::Events{[this, number](wire::Message message) {
+                                                                if (pending_.contains(number))
+                                                                  return on_hello(number, std::move(message));
+                                                                if (Session* session = find(number))
+                                                                  events_.on_message(*session, std::move(message));
+                                                              },
+                                                              [this, number](const std::string& reason) {
+                                                                if (pending_.contains(number))
+                                                                  return drop_pending(number, reason);
+                                                                leave(number, reason);
+                                                              },
+                                                              [this, number] {
+                                                                if (Session* session = find(number))
+                                                                  events_.on_drained(*session);
+                                                              }},
+                                        net::kBodyCapBeforeHello);
     pending->deadline = loop_.after(limits_.handshake, [this, number] { drop_pending(number, "no hello in time"); });
     pending_.emplace(number, std::move(pending));
   }
 }
 
 void Door::drop_pending(uint64_t number, const std::string& reason) {
-  if (++refused_ <= 3 || refused_ % 1000 == 0) log("dropped a connection before its hello: {} ({} so far)", reason, refused_);
+  if (++refused_ <= 3 || refused_ % 1000 == 0)
+    log("dropped a connection before its hello: {} ({} so far)", reason, refused_);
   // It may be in the middle of delivering a message of its own: it goes on the next turn.
   auto found = pending_.find(number);
   if (found == pending_.end()) return;
@@ -111,7 +118,8 @@ void Door::on_hello(uint64_t number, wire::Message message) {
   session.channel->raise_cap(net::kBodyCap);
   // A forked child of the client keeps the socket open, so its death is seen through a pidfd, not through EOF.
   session.pidfd = Fd(static_cast<int>(::syscall(SYS_pidfd_open, session.pid, 0)));
-  if (session.pidfd) session.died = loop_.when_readable(session.pidfd.get(), [this, number] { leave(number, "its process died"); });
+  if (session.pidfd)
+    session.died = loop_.when_readable(session.pidfd.get(), [this, number] { leave(number, "its process died"); });
   events_.on_enter(session, std::move(message));
 }
 

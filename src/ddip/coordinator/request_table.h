@@ -16,9 +16,9 @@ struct Request {
   uint64_t client_number = 0;  // the client's own number for it
   bool silent = false;         // not a user's cell: neither journaled nor listed
   std::vector<int> ranks;
-  std::set<int> open_ranks;    // no ending yet
-  std::string first_line;      // of its source, for people
-  double started = 0;          // seconds since the epoch, for people
+  std::set<int> open_ranks;  // no ending yet
+  std::string first_line;    // of its source, for people
+  double started = 0;        // seconds since the epoch, for people
 };
 
 class RequestTable {

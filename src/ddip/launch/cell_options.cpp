@@ -20,20 +20,19 @@ FlagTable cell_flags(const std::string& command) {
   table.command = command;
   table.purpose = "run this cell on the workers (remote, the default), here (local), or both (everywhere)";
   table.usage = "[remote|local|everywhere] [flags]";
-  table.sections = {
-      {"where",
-       {{"--ranks", "", Takes::Value, "LIST|all", "which workers run it: 0,2-3 (default all)"},
-        {"--to", "", Takes::Value, "remote|local|both", "older spelling of the place"},
-        {"--async", "", Takes::OptionalValue, "NAME", "do not wait; NAME gets the running cell"}}},
-      {"output",
-       {{"--see", "-S", Takes::Value, "LIST|all", "whose output to show (default all, by difference)"},
-        {"--quiet", "-q", Takes::Nothing, "", "show nothing but errors"},
-        {"--plain", "", Takes::Nothing, "", "every line with its rank, as it comes"},
-        {"--out", "", Takes::Value, "NAME", "NAME gets the list of results, one per rank"},
-        {"--verbose", "-v", Takes::Nothing, "", "time and memory of each rank afterwards"}}},
-      {"advanced",
-       {{"--check", "", Takes::Value, "NAMES", "compare variables between ranks (later release)"},
-        {"--appcmd", "-a", Takes::Value, "F", "pass the cell to an app (later release)"}}}};
+  table.sections = {{"where",
+                     {{"--ranks", "", Takes::Value, "LIST|all", "which workers run it: 0,2-3 (default all)"},
+                      {"--to", "", Takes::Value, "remote|local|both", "older spelling of the place"},
+                      {"--async", "", Takes::OptionalValue, "NAME", "do not wait; NAME gets the running cell"}}},
+                    {"output",
+                     {{"--see", "-S", Takes::Value, "LIST|all", "whose output to show (default all, by difference)"},
+                      {"--quiet", "-q", Takes::Nothing, "", "show nothing but errors"},
+                      {"--plain", "", Takes::Nothing, "", "every line with its rank, as it comes"},
+                      {"--out", "", Takes::Value, "NAME", "NAME gets the list of results, one per rank"},
+                      {"--verbose", "-v", Takes::Nothing, "", "time and memory of each rank afterwards"}}},
+                    {"advanced",
+                     {{"--check", "", Takes::Value, "NAMES", "compare variables between ranks (later release)"},
+                      {"--appcmd", "-a", Takes::Value, "F", "pass the cell to an app (later release)"}}}};
   table.examples = {command + " --ranks 0,2-3 -v", command + " --async training"};
   return table;
 }

@@ -43,11 +43,11 @@ double unit_seconds(char unit) {
   }
 }
 
-constexpr std::array kPythonKeywords = {
-    "False",  "None",   "True",    "and",      "as",       "assert", "async", "await", "break",
-    "class",  "continue", "def",   "del",      "elif",     "else",   "except", "finally", "for",
-    "from",   "global", "if",      "import",   "in",       "is",     "lambda", "nonlocal", "not",
-    "or",     "pass",   "raise",   "return",   "try",      "while",  "with",  "yield"};
+constexpr std::array kPythonKeywords = {"False",  "None",   "True",    "and",      "as",       "assert", "async",
+                                        "await",  "break",  "class",   "continue", "def",      "del",    "elif",
+                                        "else",   "except", "finally", "for",      "from",     "global", "if",
+                                        "import", "in",     "is",      "lambda",   "nonlocal", "not",    "or",
+                                        "pass",   "raise",  "return",  "try",      "while",    "with",   "yield"};
 
 }  // namespace
 

@@ -53,7 +53,10 @@ TEST(Names, follow_their_rules) {
   for (const std::string text : {"", "a b", "a/b", "..", "\xc3\xbc"}) EXPECT_FALSE(is_group_name(text)) << text;
   EXPECT_FALSE(is_group_name(std::string(33, 'a')));
 
-  for (const std::string text : {"x", "_1", "gr\xc3\xb6\xc3\x9f" "e"}) EXPECT_TRUE(is_python_name(text)) << text;
+  for (const std::string text : {"x", "_1",
+                                 "gr\xc3\xb6\xc3\x9f"
+                                 "e"})
+    EXPECT_TRUE(is_python_name(text)) << text;
   for (const std::string text : {"", "1x", "a-b", "a.b", "for", "None", "a b"}) {
     EXPECT_FALSE(is_python_name(text)) << text;
   }

@@ -80,9 +80,16 @@ std::string instead_of_env(const std::string& name) {
   if (name == "MASTER_PORT") return "use --master-port";
   if (name == "OMP_NUM_THREADS") return "use --threads";
   if (name == "CUDA_VISIBLE_DEVICES") return "use -g";
-  static const std::set<std::string> own = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
-                                            "GLOO_SOCKET_IFNAME", "TORCHELASTIC_USE_AGENT_STORE",
-                                            "TORCHELASTIC_RESTART_COUNT", "CUDA_DEVICE_ORDER", "DDIP_GROUP"};
+  static const std::set<std::string> own = {"RANK",
+                                            "LOCAL_RANK",
+                                            "WORLD_SIZE",
+                                            "LOCAL_WORLD_SIZE",
+                                            "MASTER_ADDR",
+                                            "GLOO_SOCKET_IFNAME",
+                                            "TORCHELASTIC_USE_AGENT_STORE",
+                                            "TORCHELASTIC_RESTART_COUNT",
+                                            "CUDA_DEVICE_ORDER",
+                                            "DDIP_GROUP"};
   return own.contains(name) ? "leave it out" : "";
 }
 

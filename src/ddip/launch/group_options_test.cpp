@@ -42,11 +42,45 @@ TEST(GroupOptions, workers_may_be_spelled_in_every_usual_way) {
 }
 
 TEST(GroupOptions, every_flag_reaches_its_field) {
-  const GroupOptions options = parsed(
-      {"-g", "3,1",  "-n", "4",      "--name", "a-B_1",     "--backend", "gloo",    "-r",     "-v",         "-t", "5",
-       "--threads", "2", "--start",  "exec",   "--grace",   "3",         "--settle", "0",     "--idle",     "0",
-       "--env", "A=1",   "--env=B=", "--env",  "C=x=y z",   "--python",  "/usr/bin/python3",  "--seed",     "7",
-       "--client", "me", "--master-port", "29500", "--gc",  "off",       "--on-exit", "stop"});
+  const GroupOptions options = parsed({"-g",
+                                       "3,1",
+                                       "-n",
+                                       "4",
+                                       "--name",
+                                       "a-B_1",
+                                       "--backend",
+                                       "gloo",
+                                       "-r",
+                                       "-v",
+                                       "-t",
+                                       "5",
+                                       "--threads",
+                                       "2",
+                                       "--start",
+                                       "exec",
+                                       "--grace",
+                                       "3",
+                                       "--settle",
+                                       "0",
+                                       "--idle",
+                                       "0",
+                                       "--env",
+                                       "A=1",
+                                       "--env=B=",
+                                       "--env",
+                                       "C=x=y z",
+                                       "--python",
+                                       "/usr/bin/python3",
+                                       "--seed",
+                                       "7",
+                                       "--client",
+                                       "me",
+                                       "--master-port",
+                                       "29500",
+                                       "--gc",
+                                       "off",
+                                       "--on-exit",
+                                       "stop"});
   EXPECT_EQ(options.gpus, "3,1");
   EXPECT_EQ(options.workers, 4);
   EXPECT_EQ(options.name, "a-B_1");

@@ -11,12 +11,15 @@ namespace {
 
 // Fragments that reach deep into the parser, CLI11's own special spellings among them.
 const std::vector<std::string> kFragments = {
-    "-n", "-g", "-k", "-r", "-i", "-v", "-t", "-H", "-a", "-S", "-q", "-h", "-", "--", "++", "---", "-=", "--=",
-    "-1", "1e9", "0", "2", "all", "3,1", "0-2", "{}", "[]", "[a,b]", "%%", "\"", "'", "\\", "", " ", "=", "K=V",
-    "remote", "local", "--async", "--ranks", "--see", "--out", "--to", "both", "--name", "--attach", "--env",
-    "--env=A=B", "--idle", "12h", "--backend", "auto", "gloo", "nccl", "--gc", "on", "--seed", "--workers=",
-    "--workers=2", "-n2", "-rv", "-rvn2", "--quiet=true", "-!", "--!x", "/n", "/help", "true", "false", "--config",
-    "@file", "`x`", "f\"x\""};
+    "-n",       "-g",    "-k",        "-r",         "-i",          "-v",        "-t",       "-H",    "-a",
+    "-S",       "-q",    "-h",        "-",          "--",          "++",        "---",      "-=",    "--=",
+    "-1",       "1e9",   "0",         "2",          "all",         "3,1",       "0-2",      "{}",    "[]",
+    "[a,b]",    "%%",    "\"",        "'",          "\\",          "",          " ",        "=",     "K=V",
+    "remote",   "local", "--async",   "--ranks",    "--see",       "--out",     "--to",     "both",  "--name",
+    "--attach", "--env", "--env=A=B", "--idle",     "12h",         "--backend", "auto",     "gloo",  "nccl",
+    "--gc",     "on",    "--seed",    "--workers=", "--workers=2", "-n2",       "-rv",      "-rvn2", "--quiet=true",
+    "-!",       "--!x",  "/n",        "/help",      "true",        "false",     "--config", "@file", "`x`",
+    "f\"x\""};
 
 rc::Gen<std::vector<std::string>> arguments() {
   const auto fragment = rc::gen::elementOf(kFragments);

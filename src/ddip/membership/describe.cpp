@@ -24,8 +24,8 @@ std::string describe_member(const Member& member) {
 std::string describe(const State& state) {
   const auto ready =
       std::ranges::count_if(state.members, [](const Member& member) { return member.status == Status::ready; });
-  std::string text = fmt::format("{}, epoch {}, {} of {} ready\n", name_of(state.phase), state.epoch, ready,
-                                 state.members.size());
+  std::string text =
+      fmt::format("{}, epoch {}, {} of {} ready\n", name_of(state.phase), state.epoch, ready, state.members.size());
   for (size_t rank = 0; rank < state.members.size(); ++rank) {
     text += fmt::format("  rank {}  {}\n", rank, describe_member(state.members[rank]));
   }

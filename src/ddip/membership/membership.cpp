@@ -43,7 +43,9 @@ class Turn {
 
   template <typename Predicate>
   std::vector<int> ranks_where(Predicate predicate);
-  std::vector<int> all_ranks() { return ranks_where([](const Member&) { return true; }); }
+  std::vector<int> all_ranks() {
+    return ranks_where([](const Member&) { return true; });
+  }
 
   void enter(int rank, Status status, std::string why = {});
   void spawn(int rank);

@@ -34,9 +34,9 @@ struct Member {
   Status status = Status::absent;
   bool alive = false;  // spawned, exit not seen; alive but neither starting nor ready means killed and not yet gone
   uint32_t incarnation = 0;
-  int pid = 0;         // known once it has joined
-  Time since{};        // when the status was entered
-  std::string why;     // for lost: how it ended
+  int pid = 0;      // known once it has joined
+  Time since{};     // when the status was entered
+  std::string why;  // for lost: how it ended
 
   bool operator==(const Member&) const = default;
 };

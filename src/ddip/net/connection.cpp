@@ -3,9 +3,9 @@
 #include <fcntl.h>
 #include <sys/socket.h>
 
+#include <fmt/format.h>
 #include <cerrno>
 #include <cstring>
-#include <fmt/format.h>
 
 #include "ddip/base/error.h"
 #include "ddip/net/transfer.h"

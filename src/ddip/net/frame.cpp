@@ -25,9 +25,11 @@ void write_u32(char* at, uint32_t value) { std::memcpy(at, &value, sizeof value)
 }  // namespace
 
 std::string encode_frame(std::string_view body, size_t descriptors) {
-  if (body.size() > kBodyCap) throw ProtocolError(fmt::format("frame body of {} bytes is over the cap of {}", body.size(), kBodyCap));
+  if (body.size() > kBodyCap)
+    throw ProtocolError(fmt::format("frame body of {} bytes is over the cap of {}", body.size(), kBodyCap));
   if (body.empty()) throw ProtocolError("frame without a body");
-  if (descriptors > kMaxDescriptors) throw ProtocolError(fmt::format("{} descriptors in one frame, at most {}", descriptors, kMaxDescriptors));
+  if (descriptors > kMaxDescriptors)
+    throw ProtocolError(fmt::format("{} descriptors in one frame, at most {}", descriptors, kMaxDescriptors));
   std::string bytes(kHeaderBytes + body.size(), '\0');
   write_u32(&bytes[0], kMagic);
   bytes[4] = static_cast<char>(kVersion);
@@ -59,7 +61,8 @@ std::optional<Frame> FrameReader::next() {
   if (at[6] != 0 || at[7] != 0) throw ProtocolError("reserved header bytes are not zero");
   uint32_t length = read_u32(at + 8);
   if (length == 0) throw ProtocolError("frame without a body");
-  if (length > body_cap_) throw ProtocolError(fmt::format("frame body of {} bytes is over the cap of {}", length, body_cap_));
+  if (length > body_cap_)
+    throw ProtocolError(fmt::format("frame body of {} bytes is over the cap of {}", length, body_cap_));
   if (left < kHeaderBytes + length) return std::nullopt;
   std::string_view body(at + kHeaderBytes, length);
   if (crc32c(body, crc32c({at, kChecksumAt})) != read_u32(at + kChecksumAt)) throw ProtocolError("checksum mismatch");

@@ -23,8 +23,9 @@ sockaddr_un address_of(const std::filesystem::path& path) {
   address.sun_family = AF_UNIX;
   std::string text = path.string();
   if (text.size() >= sizeof address.sun_path) {
-    throw ConfigError(fmt::format("socket path {} is too long ({} bytes, at most {}); set DDIP_RUNTIME_DIR to a shorter folder",
-                                  text, text.size(), sizeof address.sun_path - 1));
+    throw ConfigError(
+        fmt::format("socket path {} is too long ({} bytes, at most {}); set DDIP_RUNTIME_DIR to a shorter folder", text,
+                    text.size(), sizeof address.sun_path - 1));
   }
   std::memcpy(address.sun_path, text.data(), text.size());
   return address;
@@ -46,26 +47,30 @@ void require_private_folder(const std::filesystem::path& folder) {
 }
 
 void check_private_folder(const std::filesystem::path& folder) {
-  struct stat status {};
+  struct stat status{};
   if (::lstat(folder.c_str(), &status) != 0) {
     throw ConfigError(fmt::format("cannot look at {}: {}", folder.string(), std::strerror(errno)));
   }
   if (!S_ISDIR(status.st_mode)) throw ConfigError(fmt::format("{} is not a directory", folder.string()));
-  if (status.st_uid != ::geteuid()) throw ConfigError(fmt::format("{} belongs to uid {}, not to you", folder.string(), status.st_uid));
+  if (status.st_uid != ::geteuid())
+    throw ConfigError(fmt::format("{} belongs to uid {}, not to you", folder.string(), status.st_uid));
   if (status.st_mode & 077) {
-    throw ConfigError(fmt::format("{} is open to others (mode {:03o}); expected 700", folder.string(), status.st_mode & 0777));
+    throw ConfigError(
+        fmt::format("{} is open to others (mode {:03o}); expected 700", folder.string(), status.st_mode & 0777));
   }
 }
 
 std::filesystem::path runtime_folder(const std::string& override_folder) {
-  return override_folder.empty() ? std::filesystem::path(fmt::format("/tmp/ddip-{}", ::geteuid())) : std::filesystem::path(override_folder);
+  return override_folder.empty() ? std::filesystem::path(fmt::format("/tmp/ddip-{}", ::geteuid()))
+                                 : std::filesystem::path(override_folder);
 }
 
 Fd listen_at(const std::filesystem::path& path) {
   sockaddr_un address = address_of(path);
   Fd socket = unix_socket();
   ::unlink(path.c_str());
-  if (::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) throw_errno("bind " + path.string());
+  if (::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
+    throw_errno("bind " + path.string());
   if (::chmod(path.c_str(), 0600) != 0) throw_errno("chmod " + path.string());
   if (::listen(socket.get(), 128) != 0) throw_errno("listen at " + path.string());
   if (::fcntl(socket.get(), F_SETFL, O_NONBLOCK) != 0) throw_errno("set non-blocking");
@@ -111,8 +116,9 @@ std::pair<Fd, int> listen_on_loopback(int port) {
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   if (::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
-    throw ConfigError(fmt::format("port {} on 127.0.0.1 cannot be used: {}; leave --master-port out and a free one is chosen", port,
-                                  std::strerror(errno)));
+    throw ConfigError(
+        fmt::format("port {} on 127.0.0.1 cannot be used: {}; leave --master-port out and a free one is chosen", port,
+                    std::strerror(errno)));
   }
   if (::listen(socket.get(), 128) != 0) throw_errno("listen on loopback");
   socklen_t size = sizeof address;

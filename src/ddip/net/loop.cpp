@@ -39,8 +39,8 @@ void wait_again(const std::shared_ptr<Loop::Handle::State>& state) {
   });
 }
 
-std::shared_ptr<Loop::Handle::State> watch(asio::io_context& io, int fd, asio::posix::stream_descriptor::wait_type direction,
-                                           Loop::Task task) {
+std::shared_ptr<Loop::Handle::State> watch(asio::io_context& io, int fd,
+                                           asio::posix::stream_descriptor::wait_type direction, Loop::Task task) {
   int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 3);
   if (copy < 0) throw_errno("watch descriptor");
   auto state = std::make_shared<Loop::Handle::State>();

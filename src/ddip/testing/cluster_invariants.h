@@ -81,7 +81,7 @@ class ClusterInvariants {
   bool stopped_ = false;
   int memberships_ = 0;
   uint32_t epoch_ = 0;
-  bool membership_changed_ = false;                       // by the decision being checked
+  bool membership_changed_ = false;                      // by the decision being checked
   std::optional<membership::State> state_before_stale_;  // set while a stale report is being decided
   Seen seen_;
 };

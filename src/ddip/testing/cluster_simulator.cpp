@@ -95,7 +95,9 @@ class Simulation {
   void order(int rank, const Action& action);
 
   void happen(const Event& event);
-  void happen(const Order& order) { std::visit([this](const auto& action) { obey(action); }, order.action); }
+  void happen(const Order& order) {
+    std::visit([this](const auto& action) { obey(action); }, order.action);
+  }
   void happen(const Death& death);
   void happen(const Message& message);
   void obey(const Spawn& spawn);

@@ -64,9 +64,13 @@ void Capture::watch(std::vector<std::weak_ptr<Pipe>> pipes) {
     for (const std::weak_ptr<Pipe>& weak : pipes) {
       auto known = weak.lock();
       if (!known) continue;
-      known->readable = loop_.when_readable(known->read_end.get(), [this, weak] {
-        if (auto pipe = weak.lock()) on_readable(pipe);
-      });
+      try {
+        known->readable = loop_.when_readable(known->read_end.get(), [this, weak] {
+          if (auto pipe = weak.lock()) on_readable(pipe);
+        });
+      } catch (const std::exception&) {
+        // The user's code holds every descriptor. The pipe is read all the same whenever Python writes, and at the end.
+      }
     }
   });
 }
@@ -90,8 +94,10 @@ void Capture::switch_to(uint64_t cell) {
   std::lock_guard lock(mutex_);
   std::vector<std::weak_ptr<Pipe>> fresh;
   for (Stream stream : {Stream::out, Stream::err}) {
-    if (cell != 0) fresh.push_back(make_pipe(cell, stream, static_cast<int>(stream)));
-    else if (::dup2(pipes_.at({0, stream})->write_end.get(), static_cast<int>(stream)) < 0) throw_errno("dup2 for output");
+    if (cell != 0)
+      fresh.push_back(make_pipe(cell, stream, static_cast<int>(stream)));
+    else if (::dup2(pipes_.at({0, stream})->write_end.get(), static_cast<int>(stream)) < 0)
+      throw_errno("dup2 for output");
   }
   last_words_come_from(pipes_.at({cell, Stream::out})->read_end.get(), pipes_.at({cell, Stream::err})->read_end.get());
   if (!fresh.empty()) watch(std::move(fresh));

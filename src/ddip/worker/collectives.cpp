@@ -12,7 +12,7 @@ namespace ddip::worker {
 namespace {
 
 uint64_t inode_of(int fd) {
-  struct stat status {};
+  struct stat status{};
   return ::fstat(fd, &status) == 0 && S_ISSOCK(status.st_mode) ? status.st_ino : 0;
 }
 

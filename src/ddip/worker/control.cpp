@@ -32,7 +32,8 @@ constexpr auto kPeerAbortAfter = 1000ms;
 
 // What is said instead of a message that no frame can carry; it keeps its place, and a cell keeps its ending.
 void make_sendable(Message& message, size_t size) {
-  std::string what = fmt::format("{} of {} MiB is too large to send (at most {} MiB)", wire::name_of(message.type), size >> 20, kMaxMessage >> 20);
+  std::string what = fmt::format("{} of {} MiB is too large to send (at most {} MiB)", wire::name_of(message.type),
+                                 size >> 20, kMaxMessage >> 20);
   if (message.type != Type::done) {
     message.type = Type::note;
     message.body = {{"text", std::move(what)}};
@@ -40,22 +41,28 @@ void make_sendable(Message& message, size_t size) {
   }
   std::string outcome = message.body.value("outcome", "ok");
   std::string type = message.body.value("type", "ValueError").substr(0, 200);
-  message.body = {{"outcome", outcome == "ok" ? "error" : outcome}, {"type", type}, {"message", what}, {"traceback", type + ": " + what + "\n"},
+  message.body = {{"outcome", outcome == "ok" ? "error" : outcome},
+                  {"type", type},
+                  {"message", what},
+                  {"traceback", type + ": " + what + "\n"},
                   {"seconds", message.body.value("seconds", 0.0)}};
 }
 
 }  // namespace
 
 Control::Control(ControlOptions options)
-    : options_(std::move(options)), main_thread_(static_cast<pid_t>(::syscall(SYS_gettid))),
-      capture_(loop_, [this](uint64_t cell, Stream stream, std::string bytes) {
-        std::lock_guard lock(mutex_);
-        append({{Type::output, options_.rank, 0, cell, json::object(), {}}, std::move(bytes), stream});
-      },
-      [this] {
-        std::lock_guard lock(mutex_);
-        return pending_bytes_ >= kMaxPendingBytes;
-      }) {
+    : options_(std::move(options)),
+      main_thread_(static_cast<pid_t>(::syscall(SYS_gettid))),
+      capture_(
+          loop_,
+          [this](uint64_t cell, Stream stream, std::string bytes) {
+            std::lock_guard lock(mutex_);
+            append({{Type::output, options_.rank, 0, cell, json::object(), {}}, std::move(bytes), stream});
+          },
+          [this] {
+            std::lock_guard lock(mutex_);
+            return pending_bytes_ >= kMaxPendingBytes;
+          }) {
   // Signals are the main thread's, but a fault of this thread is its own: blocked, it would end the process unheard.
   sigset_t all, before;
   ::sigfillset(&all);
@@ -71,16 +78,17 @@ Control::~Control() {
 }
 
 void Control::run() {
-  channel_ = std::make_unique<wire::Channel>(
-      loop_, std::move(options_.socket),
-      wire::Channel::Events{[this](Message message) { on_message(std::move(message)); },
-                            [](const std::string&) {
-                              // The agent is gone, and with it the group. Nothing of the user's is at stake here that
-                              // is not already lost; the whole process group goes, so no child stays behind.
-                              ::kill(0, SIGKILL);
-                              ::_exit(1);
-                            },
-                            [this] { flush(); }});
+  channel_ =
+      std::make_unique<wire::Channel>(loop_, std::move(options_.socket),
+                                      wire::Channel::Events{[this](Message message) { on_message(std::move(message)); },
+                                                            [](const std::string&) {
+                                                              // The agent is gone, and with it the group. Nothing of
+                                                              // the user's is at stake here that is not already lost;
+                                                              // the whole process group goes, so no child stays behind.
+                                                              ::kill(0, SIGKILL);
+                                                              ::_exit(1);
+                                                            },
+                                                            [this] { flush(); }});
   json about = options_.about;
   about["pid"] = ::getpid();
   channel_->send({Type::ready, options_.rank, 0, options_.incarnation, std::move(about), {}});
@@ -99,11 +107,8 @@ void Control::on_message(Message message) {
     }
     case Type::interrupt:
       return message.body.value("because", "") == "peer" ? on_peer_failed(message) : on_interrupt(message);
-    case Type::why:
-      return answer_why(message);
-    case Type::ping:
-      channel_->send({Type::stacks, options_.rank, 0, message.id, {{"pong", true}}, {}});
-      return;
+    case Type::why: return answer_why(message);
+    case Type::ping: channel_->send({Type::stacks, options_.rank, 0, message.id, {{"pong", true}}, {}}); return;
     case Type::input_reply: {
       std::lock_guard lock(mutex_);
       reply_ = std::move(message.body);
@@ -116,8 +121,7 @@ void Control::on_message(Message message) {
       changed_.notify_all();
       return;
     }
-    default:
-      throw ProtocolError("a worker does not expect " + wire::name_of(message.type));
+    default: throw ProtocolError("a worker does not expect " + wire::name_of(message.type));
   }
 }
 
@@ -133,8 +137,10 @@ bool Control::still_running(uint64_t cell) {
 bool Control::send_interrupt(uint64_t cell, bool signal) {
   std::lock_guard lock(mutex_);
   if (cell == 0 || current_ != cell) return false;
-  if (signal) ::syscall(SYS_tgkill, ::getpid(), main_thread_, SIGINT);
-  else options_.interrupt_interpreter();
+  if (signal)
+    ::syscall(SYS_tgkill, ::getpid(), main_thread_, SIGINT);
+  else
+    options_.interrupt_interpreter();
   return true;
 }
 
@@ -145,7 +151,10 @@ void Control::on_interrupt(const Message& message) {
     for (auto task = tasks_.begin(); task != tasks_.end(); ++task) {
       if (task->id != cell) continue;
       tasks_.erase(task);  // it had not begun
-      append({{Type::done, options_.rank, 0, cell, {{"outcome", "interrupted"}, {"why", "cancelled before it began"}}, {}}, {}, {}});
+      append(
+          {{Type::done, options_.rank, 0, cell, {{"outcome", "interrupted"}, {"why", "cancelled before it began"}}, {}},
+           {},
+           {}});
       return;
     }
     if (taken_ == cell) {
@@ -162,9 +171,7 @@ void Control::climb(uint64_t cell, int rung) {
     ladder_.timer = loop_.after(pause, [this, cell, rung] { climb(cell, rung + 1); });
   };
   switch (rung) {
-    case 1:
-      send_interrupt(cell, false);
-      return next(kSignalAfter);
+    case 1: send_interrupt(cell, false); return next(kSignalAfter);
     case 2:
       ticks_at_signal_ = cpu_ticks(main_thread_);
       send_interrupt(cell, true);
@@ -174,13 +181,14 @@ void Control::climb(uint64_t cell, int rung) {
       if (!in && blocked_in_torch()) in = InCollective{"a collective inside torch", "", 0, {}};
       if (in) {
         int closed = collectives_.abort(in->group);
-        note(cell, fmt::format("interrupt: aborted {} on group '{}' ({} connections closed); that group is dead on every rank, "
-                               "group.rebuild() re-makes it", in->operation, in->group, closed));
+        note(cell, fmt::format(
+                       "interrupt: aborted {} on group '{}' ({} connections closed); that group is dead on every rank, "
+                       "group.rebuild() re-makes it",
+                       in->operation, in->group, closed));
       }
       return next(kReportAfter);
     }
-    default:
-      note(cell, fmt::format("interrupt: rank {} goes on ({})", options_.rank, native_frame(main_thread_)));
+    default: note(cell, fmt::format("interrupt: rank {} goes on ({})", options_.rank, native_frame(main_thread_)));
   }
 }
 
@@ -211,11 +219,14 @@ void Control::on_peer_failed(const Message& message) {
         aborted_for_ = {cell, peer};
       }
       collectives_.abort(in->group);
-      return note(cell, fmt::format("rank {} failed, so {} on group '{}' was aborted here; group.rebuild() re-makes it", peer, in->operation, in->group));
+      return note(cell, fmt::format("rank {} failed, so {} on group '{}' was aborted here; group.rebuild() re-makes it",
+                                    peer, in->operation, in->group));
     }
-    auto left = std::max(std::chrono::nanoseconds(0), std::chrono::nanoseconds(deadline - std::chrono::steady_clock::now()));
+    auto left =
+        std::max(std::chrono::nanoseconds(0), std::chrono::nanoseconds(deadline - std::chrono::steady_clock::now()));
     peer_timer_ = loop_.after(left, [this, cell, peer] {
-      if (send_interrupt(cell, true)) note(cell, fmt::format("rank {} failed; this rank was asked to stop (--settle)", peer));
+      if (send_interrupt(cell, true))
+        note(cell, fmt::format("rank {} failed; this rank was asked to stop (--settle)", peer));
     });
   });
 }
@@ -225,13 +236,17 @@ void Control::answer_why(const Message& message) {
   {
     std::lock_guard lock(mutex_);
     body["cell"] = current_;
-    if (current_ != 0) body["seconds"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - since_).count();
+    if (current_ != 0)
+      body["seconds"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - since_).count();
     body["queued"] = tasks_.size();
   }
   if (body["cell"] != 0) body["native"] = native_frame(main_thread_);
   if (auto in = collectives_.current()) {
-    body["collective"] = {{"operation", in->operation}, {"group", in->group}, {"number", in->number},
-                          {"seconds", std::chrono::duration<double>(std::chrono::steady_clock::now() - in->since).count()}};
+    body["collective"] = {
+        {"operation", in->operation},
+        {"group", in->group},
+        {"number", in->number},
+        {"seconds", std::chrono::duration<double>(std::chrono::steady_clock::now() - in->since).count()}};
   }
   body["dead_groups"] = collectives_.dead_groups();
   channel_->send({Type::stacks, options_.rank, 0, message.id, std::move(body), {}});
@@ -252,7 +267,12 @@ std::variant<std::monostate, Control::Task, Control::Ended> Control::next_task(s
 }
 
 void Control::enter(uint64_t cell) {
-  capture_.switch_to(cell);
+  try {
+    capture_.switch_to(cell);
+  } catch (const std::exception& error) {
+    // The user's code holds every descriptor; the cell that closes them must be able to run.
+    note(cell, fmt::format("what subprocesses of this cell print is not shown under it: {}", error.what()));
+  }
   std::lock_guard lock(mutex_);
   current_ = cell;
   since_ = std::chrono::steady_clock::now();
@@ -308,7 +328,8 @@ bool Control::write(uint64_t cell, Stream stream, std::string_view bytes, std::c
   capture_.drain(cell, stream);
   lock.lock();
   for (; !bytes.empty(); bytes.remove_prefix(std::min(kMaxChunk, bytes.size()))) {
-    append({{Type::output, options_.rank, 0, cell, json::object(), {}}, std::string(bytes.substr(0, kMaxChunk)), stream});
+    append(
+        {{Type::output, options_.rank, 0, cell, json::object(), {}}, std::string(bytes.substr(0, kMaxChunk)), stream});
   }
   return true;
 }

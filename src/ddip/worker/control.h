@@ -25,9 +25,9 @@ struct ControlOptions {
   Fd socket;
   int rank = 0;
   uint32_t incarnation = 0;
-  std::function<std::string()> read_stacks;      // without the GIL and without a signal
-  std::function<void()> interrupt_interpreter;   // PyErr_SetInterrupt: safe from any thread
-  wire::json about = wire::json::object();       // sent with `ready`
+  std::function<std::string()> read_stacks;     // without the GIL and without a signal
+  std::function<void()> interrupt_interpreter;  // PyErr_SetInterrupt: safe from any thread
+  wire::json about = wire::json::object();      // sent with `ready`
 };
 
 class Control {
@@ -71,7 +71,7 @@ class Control {
 
  private:
   struct Pending {
-    wire::Message message;   // output messages carry their bytes here until they are sent
+    wire::Message message;  // output messages carry their bytes here until they are sent
     std::string bytes;
     Stream stream{};
   };
@@ -106,8 +106,8 @@ class Control {
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   std::deque<Task> tasks_;
-  uint64_t current_ = 0;      // cell that may be interrupted; 0: none
-  uint64_t taken_ = 0;        // handed to the main thread, which has not entered it yet; 0: none
+  uint64_t current_ = 0;            // cell that may be interrupted; 0: none
+  uint64_t taken_ = 0;              // handed to the main thread, which has not entered it yet; 0: none
   bool interrupted_early_ = false;  // the taken one was interrupted: the ladder begins when it is entered
   std::chrono::steady_clock::time_point since_{};
   bool ended_ = false;

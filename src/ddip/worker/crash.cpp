@@ -23,7 +23,7 @@ void on_crash(int number) {
       [[maybe_unused]] ssize_t written = ::write(file_.load(), bytes, static_cast<size_t>(count));
     }
   }
-  struct sigaction original {};
+  struct sigaction original{};
   original.sa_handler = SIG_DFL;
   ::sigaction(number, &original, nullptr);
   ::raise(number);
@@ -33,7 +33,7 @@ void on_crash(int number) {
 
 void keep_last_words(int file) {
   file_ = file;
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = on_crash;
   action.sa_flags = SA_NODEFER | SA_ONSTACK;
   for (int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) ::sigaction(number, &action, nullptr);

@@ -30,7 +30,8 @@ std::vector<Mapping> read_mappings() {
   for (std::string line; std::getline(file, line);) {
     uintptr_t begin = 0, end = 0;
     char flags[5] = {};
-    if (std::sscanf(line.c_str(), "%lx-%lx %4s", &begin, &end, flags) == 3) mappings.push_back({begin, end, flags[2] == 'x'});
+    if (std::sscanf(line.c_str(), "%lx-%lx %4s", &begin, &end, flags) == 3)
+      mappings.push_back({begin, end, flags[2] == 'x'});
   }
   return mappings;
 }
@@ -45,12 +46,24 @@ const Mapping* find(const std::vector<Mapping>& mappings, uintptr_t address) {
 const char* syscall_name(long number) {
   switch (number) {
     case SYS_futex: return "futex";
-    case SYS_epoll_wait: case SYS_epoll_pwait: return "epoll";
-    case SYS_poll: case SYS_ppoll: case SYS_select: case SYS_pselect6: return "poll";
-    case SYS_nanosleep: case SYS_clock_nanosleep: return "sleep";
-    case SYS_read: case SYS_pread64: case SYS_recvfrom: case SYS_recvmsg: return "read";
-    case SYS_write: case SYS_pwrite64: case SYS_sendto: case SYS_sendmsg: return "write";
-    case SYS_wait4: case SYS_waitid: return "wait for a process";
+    case SYS_epoll_wait:
+    case SYS_epoll_pwait: return "epoll";
+    case SYS_poll:
+    case SYS_ppoll:
+    case SYS_select:
+    case SYS_pselect6: return "poll";
+    case SYS_nanosleep:
+    case SYS_clock_nanosleep: return "sleep";
+    case SYS_read:
+    case SYS_pread64:
+    case SYS_recvfrom:
+    case SYS_recvmsg: return "read";
+    case SYS_write:
+    case SYS_pwrite64:
+    case SYS_sendto:
+    case SYS_sendmsg: return "write";
+    case SYS_wait4:
+    case SYS_waitid: return "wait for a process";
     default: return nullptr;
   }
 }

@@ -18,7 +18,8 @@ using wire::json;
 using wire::Message;
 using wire::Type;
 
-WarmParent::WarmParent(Fd socket, std::function<pid_t()> fork_here) : socket_(std::move(socket)), fork_here_(std::move(fork_here)) {
+WarmParent::WarmParent(Fd socket, std::function<pid_t()> fork_here)
+    : socket_(std::move(socket)), fork_here_(std::move(fork_here)) {
   ::signal(SIGINT, SIG_IGN);
 }
 
@@ -59,7 +60,8 @@ std::optional<Birth> WarmParent::on_message(Message message) {
     socket_.reset();  // or the agent's death would not be seen while one sibling lives
     children_.clear();
     ::signal(SIGINT, SIG_DFL);
-    return Birth{message.rank, static_cast<uint32_t>(message.id), message.body.at("environment"), std::move(message.descriptors)};
+    return Birth{message.rank, static_cast<uint32_t>(message.id), message.body.at("environment"),
+                 std::move(message.descriptors)};
   }
   ::setpgid(pid, pid);
   children_.push_back({pid, Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)))});
@@ -77,9 +79,18 @@ void WarmParent::reap_children() {
       continue;
     }
     children_.erase(children_.begin() + static_cast<std::ptrdiff_t>(index));
-    send({Type::child_exited, wire::kNoRank, 0, 0,
-          {{"pid", pid}, {"exit_code", ending.exit_code}, {"signal", ending.signal}, {"why", describe(ending)},
-           {"user_seconds", ending.user_seconds}, {"system_seconds", ending.system_seconds}, {"max_rss_kib", ending.max_rss_kib}}, {}});
+    send({Type::child_exited,
+          wire::kNoRank,
+          0,
+          0,
+          {{"pid", pid},
+           {"exit_code", ending.exit_code},
+           {"signal", ending.signal},
+           {"why", describe(ending)},
+           {"user_seconds", ending.user_seconds},
+           {"system_seconds", ending.system_seconds},
+           {"max_rss_kib", ending.max_rss_kib}},
+          {}});
   }
 }
 

@@ -29,7 +29,8 @@ class WarmParent {
 
   void say_warmed(wire::json report);
 
-  // Serves until the agent is gone (nothing is returned, all children have been killed), or, in a child, returns who it is.
+  // Serves until the agent is gone (nothing is returned, all children have been killed), or, in a child, returns who it
+  // is.
   std::optional<Birth> serve();
 
  private:

@@ -22,9 +22,7 @@ std::string joined(const std::vector<int>& numbers) {
   return text;
 }
 
-std::string on_gpus(const std::vector<int>& gpus) {
-  return (gpus.size() == 1 ? "GPU " : "GPUs ") + joined(gpus);
-}
+std::string on_gpus(const std::vector<int>& gpus) { return (gpus.size() == 1 ? "GPU " : "GPUs ") + joined(gpus); }
 
 std::string gpu_sentence(int world_size, const std::vector<int>& gpus) {
   const int count = static_cast<int>(gpus.size());
@@ -64,8 +62,8 @@ Plan plan(const GroupOptions& options, const std::vector<Device>& devices, int c
   plan.threads = options.threads.value_or(std::max(1, cores / plan.world_size));
   plan.backend = resolve_backend(options.backend);
   plan.master_port = wanted_port(options, user_env);
-  plan.sentence = plan.gpus.empty() ? cpu_sentence(plan, cpu_asked, devices.size())
-                                    : gpu_sentence(plan.world_size, plan.gpus);
+  plan.sentence =
+      plan.gpus.empty() ? cpu_sentence(plan, cpu_asked, devices.size()) : gpu_sentence(plan.world_size, plan.gpus);
 
   Environment& common = plan.common;
   for (const auto& [name, value] : options.env) common[name] = value;

@@ -22,12 +22,12 @@ using Environment = std::map<std::string, std::string>;
 //               first .cuda() would land on the same one. The sentence says how to use them.
 struct Plan {
   int world_size = 0;
-  int threads = 1;        // of each rank
-  std::vector<int> gpus;  // nvidia-smi's numbers in the user's order; empty: CPU ranks
-  std::string backend;    // resolved
+  int threads = 1;                           // of each rank
+  std::vector<int> gpus;                     // nvidia-smi's numbers in the user's order; empty: CPU ranks
+  std::string backend;                       // resolved
   std::optional<std::uint16_t> master_port;  // asked for by flag or exported MASTER_PORT; unset: bind a free one
-  std::string sentence;   // "2 CPU workers, 1 thread each: no GPU is visible"
-  Environment common;     // the variables that are the same on every rank, --env among them
+  std::string sentence;                      // "2 CPU workers, 1 thread each: no GPU is visible"
+  Environment common;                        // the variables that are the same on every rank, --env among them
 };
 
 // REQUIRES: cores >= 1. `user_env` is the client's environment; only MASTER_PORT is read from it. ConfigError: a GPU
