@@ -1,5 +1,6 @@
 #include "ddip/coordinator/door.h"
 
+#include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -28,13 +29,14 @@ bool equal_keys(const std::string& left, const std::string& right) {
 // Connected, not yet authenticated; nothing is told to it.
 struct Door::Pending {
   pid_t pid = 0;
+  std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
   std::unique_ptr<wire::Channel> channel;
   net::Loop::Handle deadline;
 };
 
 Door::Door(net::Loop& loop, Fd listener, std::string key, Events events, DoorLimits limits)
     : loop_(loop), listener_(std::move(listener)), key_(std::move(key)), limits_(limits), events_(std::move(events)) {
-  accepting_ = loop_.when_readable(listener_.get(), [this] { accept_all(); });
+  open();
 }
 
 Door::~Door() = default;
@@ -46,13 +48,28 @@ Session* Door::find(uint64_t number) {
   return nullptr;
 }
 
+void Door::open() {
+  accepting_ = loop_.when_readable(listener_.get(), [this] { accept_all(); });
+}
+
 // A few at a time, so that those who have come are heard before more come in. When all places are taken the one that
-// has been silent longest gives way: a real client says hello at once.
+// has been silent longest gives way, but not before it had a moment to say hello: a real client does so at once. Until
+// then the others wait in the listener's queue.
 void Door::accept_all() {
   for (int count = 0; count < kAcceptsPerTurn; ++count) {
+    pollfd waiting{listener_.get(), POLLIN, 0};
+    if (::poll(&waiting, 1, 0) <= 0) return;  // nobody is to give way to nobody
+    if (pending_.size() >= limits_.pending) {
+      auto age = std::chrono::steady_clock::now() - pending_.begin()->second->since;
+      if (age < limits_.moment) {
+        accepting_.cancel();
+        closed_for_a_moment_ = loop_.after(limits_.moment - age, [this] { open(); });
+        return;
+      }
+      drop_pending(pending_.begin()->first, "others came");
+    }
     Fd socket = net::accept_from(listener_.get());
     if (!socket) return;
-    if (pending_.size() >= limits_.pending) drop_pending(pending_.begin()->first, "others came");
     net::Peer peer = net::peer_of(socket.get());
     if (!net::may_connect(peer)) {
       // The first few and then every thousandth: a flood must not become a flood of log lines.

@@ -34,6 +34,7 @@ struct Session {
 struct DoorLimits {
   std::chrono::nanoseconds handshake = std::chrono::seconds(5);
   size_t pending = 32;  // connected, not yet authenticated; more wait in the listener's queue
+  std::chrono::nanoseconds moment = std::chrono::milliseconds(50);  // nobody gives way to others sooner
 };
 
 class Door {
@@ -53,6 +54,7 @@ class Door {
 
  private:
   struct Pending;
+  void open();
   void accept_all();
   void on_hello(uint64_t number, wire::Message message);
   void drop_pending(uint64_t number, const std::string& reason);
@@ -67,6 +69,7 @@ class Door {
   std::map<uint64_t, std::unique_ptr<Pending>> pending_;
   std::list<Session> sessions_;
   net::Loop::Handle accepting_;
+  net::Loop::Handle closed_for_a_moment_;
   uint64_t refused_ = 0;
 };
 

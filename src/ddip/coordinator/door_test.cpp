@@ -212,8 +212,19 @@ TEST_F(DoorTest, longest_silent_gives_way_when_all_places_are_taken) {
   EXPECT_TRUE(until([&] { return entered.size() == 4; }));
 }
 
+TEST_F(DoorTest, newcomer_has_a_moment_to_say_hello_before_it_gives_way) {
+  open({.handshake = 1h, .pending = 1, .moment = 1h});
+  Fd first = connect();
+  net::run_turns(loop);
+  Fd second = connect();  // waits in the listener's queue
+  net::run_turns(loop);
+  EXPECT_EQ(look(first), Sees::nothing) << "it was not sent away";
+  net::send_blocking(first.get(), hello());
+  EXPECT_TRUE(until([&] { return door->sessions().size() == 1; }));
+}
+
 TEST_F(DoorTest, silent_connections_hold_at_most_the_places_there_are) {
-  open({.handshake = 1h, .pending = 4});
+  open({.handshake = 1h, .pending = 4, .moment = 0s});
   std::vector<Fd> silent;
   for (int count = 0; count < 50; ++count) {
     silent.push_back(connect());
