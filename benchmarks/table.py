@@ -48,7 +48,9 @@ class Table:
     def text(self) -> str:
         cells = self._cells()
         widths = [max(len(row[column]) for row in cells) for column in range(5)]
-        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells)
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in cells
+        )
 
     def markdown(self, note: str) -> str:
         head, *rows = self._cells()

@@ -84,7 +84,7 @@ class Cell:
         elif kind == "note":
             self.notes.append((rank, body))
         elif kind == "cell_done":
-            for (owner, number), rest in self._partial.items():
+            for (owner, _number), rest in self._partial.items():
                 if rest:
                     self._lines.append((owner, rest.decode("utf-8", "replace")))
             self._partial.clear()

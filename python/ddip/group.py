@@ -8,13 +8,13 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 from ddip import _client, values
 from ddip.cell import Cell, Result
 from ddip.errors import ConfigError, PeerLost, RankError
 
-Ranks = Optional[int | Sequence[int] | str]
+Ranks = int | Sequence[int] | str | None
 
 # How long a caller waits for a plain answer of the coordinator, which never waits for a cell.
 ANSWER = 10.0

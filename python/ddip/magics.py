@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import time
@@ -96,7 +97,7 @@ class DipMagics(Magics):
             flags.append(groups.default_name())  # this notebook's own
         with self._one_line():
             checked = _client.check_group_flags(
-                flags, "%makedip", groups.worker_environment(), groups.os.environ.get("DDIP_TEST_DEVICES")
+                flags, "%makedip", groups.worker_environment(), os.environ.get("DDIP_TEST_DEVICES")
             )
             if "help" in checked:
                 print(checked["help"])
@@ -744,7 +745,7 @@ _warned = False
 
 def warn_root() -> None:
     global _warned
-    if groups.os.geteuid() == 0 and not _warned:
+    if os.geteuid() == 0 and not _warned:
         _warned = True
         print("ddip: you are root; so are your workers")
 

@@ -104,7 +104,7 @@ def make_function(code: Any, modules: dict[str, str], name: str, cells: int | No
 
 
 def fill_function(function: Any, state: dict[str, Any]) -> None:
-    for cell, content in zip(function.__closure__ or (), state["closure"]):
+    for cell, content in zip(function.__closure__ or (), state["closure"], strict=False):
         if content:  # one that was empty stays so
             cell.cell_contents = content[0]
     for name in FUNCTION_ATTRIBUTES:
@@ -190,7 +190,7 @@ def pack(value: Any) -> Packed:
     head = HEAD.pack(MAGIC, len(body), len(views)) + b"".join(SPAN.pack(*span) for span in spans)
     write_at(packed.fd, head, 0)
     write_at(packed.fd, body, len(head))
-    for (offset, _), view in zip(spans, views):
+    for (offset, _), view in zip(spans, views, strict=False):
         write_at(packed.fd, view, offset)
     fcntl.fcntl(packed.fd, F_ADD_SEALS, SEALS)
     return packed

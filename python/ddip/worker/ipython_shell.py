@@ -56,9 +56,7 @@ class RankDisplayHook(DisplayHook):
         self._is_active = False
 
 
-def send(
-    kind: str, data: dict[str, Any], metadata: dict[str, Any] | None, transient: dict[str, Any] | None
-) -> None:
+def send(kind: str, data: dict[str, Any], metadata: dict[str, Any] | None, transient: dict[str, Any] | None) -> None:
     from ddip.worker import born
 
     assert born.control is not None
