@@ -409,6 +409,8 @@ def test_the_value_of_the_last_expression_is_shown(dip: TerminalShell) -> None:
 
 
 def test_out_and_underscore_hold_the_last_value_on_the_worker(dip: TerminalShell) -> None:
+    # Other tests share these workers, and a `for _ in …` of theirs makes _ the user's own, which IPython respects.
+    dip.do("%%dip\nfor name in ('_', '__', '___'): globals().pop(name, None)")
     dip.do("%%dip\n'kept' + str(r)")
     assert dip.do("%%dip\nprint(_)").out == "[0] kept0\n[1] kept1\n"
 
