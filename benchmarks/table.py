@@ -49,7 +49,7 @@ class Table:
         cells = self._cells()
         widths = [max(len(row[column]) for row in cells) for column in range(5)]
         return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in cells
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
         )
 
     def markdown(self, note: str) -> str:

@@ -190,7 +190,7 @@ def pack(value: Any) -> Packed:
     head = HEAD.pack(MAGIC, len(body), len(views)) + b"".join(SPAN.pack(*span) for span in spans)
     write_at(packed.fd, head, 0)
     write_at(packed.fd, body, len(head))
-    for (offset, _), view in zip(spans, views, strict=False):
+    for (offset, _), view in zip(spans, views, strict=True):
         write_at(packed.fd, view, offset)
     fcntl.fcntl(packed.fd, F_ADD_SEALS, SEALS)
     return packed
