@@ -6,6 +6,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <optional>
@@ -28,6 +29,7 @@ constexpr const char* kMarkerName = "DDIP_GROUP";
 // The warm parent reaps a worker and tells us; if it does not, the pidfd alone is proof enough after this long.
 constexpr auto kReapPatience = 100ms;
 constexpr size_t kLastWordsBytes = 64u << 10;
+const json kUnborn = {{"why", "the warm parent died before forking it"}};
 
 struct Worker {
   int rank = 0;
@@ -122,6 +124,7 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
         if (pid <= 0)
           return worker_gone(message.rank, found->second.incarnation,
                              {{"why", message.body.value("why", "fork failed")}});
+        if (found->second.pid == pid) return;  // it was faster with its own `ready`
         return adopt(found->second, pid);
       }
       case Type::child_exited: {
@@ -162,12 +165,12 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     waiting_spawns.clear();
     for (Message& spawn : waiting)
       emit_exit(spawn.rank, static_cast<uint32_t>(spawn.id), {{"why", "the warm parent did not start: " + how}});
+    // One that was forked, though nobody lived to tell us, has its socket open and says itself who it is (`ready`).
     std::vector<std::pair<int, uint32_t>> unborn;
     for (auto& [rank, worker] : workers) {
-      if (worker.pid == 0) unborn.emplace_back(rank, worker.incarnation);
+      if (worker.pid == 0 && !worker.channel->open()) unborn.emplace_back(rank, worker.incarnation);
     }
-    for (auto [rank, incarnation] : unborn)
-      worker_gone(rank, incarnation, {{"why", "the warm parent died before forking it"}});
+    for (auto [rank, incarnation] : unborn) worker_gone(rank, incarnation, kUnborn);
     if (was_warm && unborn.empty())
       note("the warm parent is gone (" + how + "); workers live on, the next start warms a new one");
   }
@@ -276,6 +279,10 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
   void on_worker_message(int rank, uint32_t incarnation, Message message) {
     message.rank = rank;
     if (message.type == Type::ready) {
+      // The warm parent's word may still be on its way, or it died before it could give it.
+      Worker* worker = current(rank, incarnation);
+      pid_t pid = message.body.value("pid", 0);
+      if (worker && worker->pid == 0 && std::ranges::count(descendants_of(::getpid()), pid)) adopt(*worker, pid);
       message.type = Type::joined;
       message.id = incarnation;
     }
@@ -288,7 +295,10 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     Worker* worker = current(rank, incarnation);
     if (!worker) return;
     if (worker->ending) return announce_gone(rank, incarnation);
-    if (worker->pid == 0) return;
+    if (worker->pid == 0) {
+      if (!warm_channel) worker_gone(rank, incarnation, kUnborn);
+      return;
+    }
     log("rank {} (pid {}): control socket {}", rank, worker->pid, reason);
     std::weak_ptr<Core> weak = weak_from_this();
     worker->patience = loop.after(kReapPatience, [weak, rank, incarnation] {

@@ -160,6 +160,7 @@ struct FakeWorker {
                {{"pid", pid}, {"exit_code", WEXITSTATUS(status)}, {"signal", 0}, {"why", "exit code 6"}},
                {}});
         }
+        if (mode == "dies untold") ::_exit(5);
         if (mode == "slow to tell") ::usleep(100000);
         say({Type::forked, message.rank, 0, message.id, {{"pid", pid}}, {}});
       }
@@ -501,6 +502,17 @@ TEST_F(AgentTest, kill_while_the_fork_is_under_way_is_not_lost) {
   EXPECT_TRUE(net::run_until(loop, [&] { return living().size() == 2; }));  // it lives, but its pid is not known yet
   kill(0, 1);
   EXPECT_EQ(await(Type::exited, 0).body.at("signal"), SIGKILL);
+}
+
+TEST_F(AgentTest, worker_whose_warm_parent_died_before_telling_of_it_is_kept) {
+  open(Start::fork, "dies untold");
+  spawn(0);
+  pid_t pid = await(Type::joined, 0).body.at("pid").get<pid_t>();
+  EXPECT_NE(await(Type::host_note, wire::kNoRank).body.at("text").get<std::string>().find("workers live on"),
+            std::string::npos);
+  EXPECT_TRUE(alive(pid));
+  execute(0, 1, "print and exit");
+  EXPECT_EQ(await(Type::exited, 0).body.at("exit_code"), 3);
 }
 
 TEST_F(AgentTest, workers_outlive_their_warm_parent_and_their_end_is_still_told) {
