@@ -79,6 +79,8 @@ def one_sentence(error: RankError) -> str:
 
 @magics_class
 class DipMagics(Magics):
+    shell: Any  # there is always one
+
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
         self.group: groups.Group | None = None
@@ -249,9 +251,9 @@ class DipMagics(Magics):
             print(_client.parse_cell_flags(["--help"], "%%dip")["help"])
             return
         if parts[:1] == ["--push"]:
-            return self.dipush(" ".join(parts[1:]))
+            return self._push(" ".join(parts[1:]))
         if parts[:1] == ["--pull"]:
-            return self.dipull(" ".join(parts[1:]))
+            return self._pull(" ".join(parts[1:]))
         raise UsageError("%dip --push NAMES or --pull NAMES; to run code use %%dip at the top of a cell")
 
     def _run_remote(self, source: str, options: dict[str, Any]) -> None:
@@ -429,6 +431,9 @@ class DipMagics(Magics):
     @line_magic
     def dipush(self, line: str) -> None:
         """%dipush a b …: these variables to every worker."""
+        self._push(line)
+
+    def _push(self, line: str) -> None:
         with self._one_line("%dipush"):
             names = words(line)
             if not names:
@@ -445,6 +450,9 @@ class DipMagics(Magics):
     @line_magic
     def dipull(self, line: str) -> None:
         """%dipull a b … [-r RANK|all]: these variables from a worker (rank 0), or a list of all ranks' values."""
+        self._pull(line)
+
+    def _pull(self, line: str) -> None:
         with self._one_line("%dipull"):
             parts = words(line)
             rank: Any = 0

@@ -61,7 +61,8 @@ class Storage:
         if self.storage.nbytes() == 0:
             return restore_storage, (b"",)
         flat = torch.empty(0, dtype=torch.uint8).set_(self.storage)
-        return restore_storage, (pickle.PickleBuffer(flat.numpy()),)
+        memory: Any = flat.numpy()  # a buffer, which NumPy's types say from Python 3.12 on
+        return restore_storage, (pickle.PickleBuffer(memory),)
 
 
 def restore_storage(buffer: Any) -> Any:
@@ -112,7 +113,7 @@ def fill_function(function: Any, state: dict[str, Any]) -> None:
     function.__dict__.update(state["__dict__"])
 
 
-class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class Pickler(cloudpickle.Pickler):
     def __init__(self, file: Any, buffers: list[pickle.PickleBuffer]) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffers.append)
         self._storages: dict[int, Storage] = {}

@@ -76,7 +76,7 @@ def patch() -> None:
     for name in OPERATIONS:
         if hasattr(c10d, name):
             replace(distributed, c10d, name, marked(name, getattr(c10d, name)))
-    c10d.Work.wait = marked_wait(c10d.Work.wait)
+    c10d.Work.wait = marked_wait(c10d.Work.wait)  # type: ignore[method-assign]
     meeting: Any = sys.modules["torch.distributed.rendezvous"]
     meeting._create_c10d_store = with_fresh_keys(meeting._create_c10d_store)
     replace(distributed, c10d, "init_process_group", remembering(c10d.init_process_group))
@@ -141,7 +141,7 @@ def with_fresh_keys(function: Callable[..., Any]) -> Callable[..., Any]:
         store = function(hostname, port, *args, **kwargs)
         if port != store_port():
             return store
-        from torch.distributed import PrefixStore
+        from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
         return PrefixStore(f"ddip/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_times_made}", store)
 

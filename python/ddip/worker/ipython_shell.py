@@ -24,6 +24,7 @@ class RankDisplayPublisher(DisplayPublisher):
         self,
         data: dict[str, Any],
         metadata: dict[str, Any] | None = None,
+        source: Any = None,
         *,
         transient: Any = None,
         update: bool = False,
@@ -122,16 +123,17 @@ class RankShell(InteractiveShell):
     def run_tree(self, tree: ast.Module, source: str, cell: int) -> plain.Outcome:
         """run_cell without history and its bookkeeping: 10 times faster for a small cell."""
         name = f"<cell {cell}>"
+        compiled: Any = self.compile  # its types know source text only
         plain.remember_source(name, source)
         self.execution_count = cell
         self.events.trigger("pre_execute")
         try:
             value, has_value = None, False
-            last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+            last = plain.take_last_expression(tree)
             if tree.body:
-                exec(self.compile(tree, name, "exec"), self.user_ns)
+                exec(compiled(tree, name, "exec"), self.user_ns)
             if last is not None:
-                value = eval(self.compile(ast.Expression(last.value), name, "eval"), self.user_ns)
+                value = eval(compiled(last, name, "eval"), self.user_ns)
                 has_value = value is not None
                 if has_value:
                     self.displayhook(value)
@@ -155,7 +157,7 @@ class RankShell(InteractiveShell):
         kind = type(error)
         sys.last_type, sys.last_value, sys.last_traceback = kind, error, frames  # for %debug and %tb
         if isinstance(error, SyntaxError):
-            return "\n".join(self.SyntaxTB.structured_traceback(kind, error, []))
+            return "\n".join(self.SyntaxTB.structured_traceback(kind, error, None))
         if frames is None:
             return f"{kind.__name__}: {error}"
         return "\n".join(self.InteractiveTB.structured_traceback(kind, error, frames))

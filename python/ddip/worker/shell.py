@@ -47,7 +47,8 @@ def fresh_main() -> None:
 def run(source: str, cell: int) -> Outcome:
     create()
     if _shell is not None:
-        return _shell.run_source(source, cell)
+        outcome: Outcome = _shell.run_source(source, cell)
+        return outcome
     return run_plain(source, cell)
 
 
@@ -58,9 +59,7 @@ def run_plain(source: str, cell: int) -> Outcome:
     remember_source(name, source)
     try:
         tree = ast.parse(source, name)
-        last = None
-        if tree.body and isinstance(tree.body[-1], ast.Expr):
-            last = ast.Expression(tree.body.pop().value)
+        last = take_last_expression(tree)
         exec(compile(tree, name, "exec"), namespace)
         if last is None:
             return Outcome()
@@ -70,6 +69,15 @@ def run_plain(source: str, cell: int) -> Outcome:
         return Outcome(has_value=value is not None, value=value)
     except BaseException as error:
         return Outcome(error=error)
+
+
+def take_last_expression(tree: ast.Module) -> ast.Expression | None:
+    """Off the tree, if it ends in one: its value is the cell's."""
+    if not tree.body or not isinstance(tree.body[-1], ast.Expr):
+        return None
+    expression = ast.Expression(tree.body[-1].value)
+    del tree.body[-1]
+    return expression
 
 
 def remember_source(name: str, source: str) -> None:
@@ -130,7 +138,7 @@ def inspect(code: str, cursor: int, detail: int) -> dict[str, Any]:
         found = eval(code[start:end], sys.modules["__main__"].__dict__)
     except Exception:
         return {"found": False}
-    return {"found": True, "data": {"text/plain": pydoc.render_doc(found, renderer=pydoc.plaintext)}}
+    return {"found": True, "data": {"text/plain": pydoc.render_doc(found, renderer=pydoc.plaintext)}}  # type: ignore[attr-defined]
 
 
 __all__ = ["create", "run", "streams"]

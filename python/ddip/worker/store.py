@@ -27,7 +27,7 @@ def host_now() -> None:
     import socket
     from datetime import timedelta
 
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     listener, _listener = _listener, None
     port = socket.socket(fileno=os.dup(listener)).getsockname()[1]
