@@ -19,6 +19,7 @@ if str(TESTS) not in sys.path:
 if importlib.util.find_spec("ddip") is None:
     sys.path.insert(0, str(TESTS.parent / "python"))
 
+from lab.shell import TerminalShell, open_shell  # noqa: E402
 from support import processes  # noqa: E402
 from support.groups import SharedGroups  # noqa: E402
 
@@ -111,3 +112,34 @@ def either(request: Any, shared_groups: SharedGroups) -> Iterator[Any]:
     """Two workers without torch, once forked from a warm parent and once exec'd: the same must hold for both."""
     name = "plain" if request.param == "fork" else "exec"
     yield from shared_groups.lend(name, workers=2, settle=0.5, **({"start": "exec"} if name == "exec" else {}))
+
+
+@pytest.fixture(scope="module")
+def terminal() -> Iterator[TerminalShell]:
+    """An IPython without a kernel, the extension loaded."""
+    yield from open_shell()
+
+
+@pytest.fixture
+def shell(terminal: TerminalShell, home: Path) -> Iterator[TerminalShell]:
+    """The same; there is no group yet, and nothing stays of what the test leaves."""
+    import ddip
+
+    before = set(terminal.shell.user_ns)
+    yield terminal
+    terminal.run("%autodip off")
+    magics = terminal.magics
+    magics.here.group, magics.here.client_name = None, ""
+    magics.runner.stuck.clear()
+    for name in set(terminal.shell.user_ns) - before:
+        del terminal.shell.user_ns[name]
+    for name in ddip.groups():
+        ddip.attach(name).stop()
+
+
+@pytest.fixture
+def dip(shell: TerminalShell, plain: Any) -> TerminalShell:
+    """Two workers are there, and each knows its rank `r`."""
+    shell.magics.here.group, shell.magics.here.client_name = plain, "tests"
+    plain.run("import os, sys, time; r = int(os.environ['RANK'])")
+    return shell

@@ -149,7 +149,7 @@ def test_stop_ends_a_cell_and_keeps_processes_and_variables(
     assert (
         "KeyboardInterrupt" in page.output(3)
         and "interrupted on ranks 0, 1" in page.output(3)
-        and "magics.py" not in page.output(3)
+        and "/ddip/magics/" not in page.output(3)
     )
     page.screenshot(tmp_path / "stopped.png")
     assert page.run(4) == ["[0] since before 0", "[1] since before 1"]
@@ -337,7 +337,10 @@ def test_a_small_training_session_looks_as_in_the_readme(
     pytest.importorskip("torch")
     server.write(
         "training.ipynb",
-        ["import os, ddip.magics; os.environ['DDIP_PRELOAD'] = 'torch'; ddip.magics._warned = True", *TRAINING],
+        [
+            "import os; from ddip.magics import group_commands; os.environ['DDIP_PRELOAD'] = 'torch'; group_commands._warned_root = True",
+            *TRAINING,
+        ],
     )
     page = Page(browser, server.url_of("training.ipynb"))
     try:

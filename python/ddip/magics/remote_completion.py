@@ -9,8 +9,8 @@ PATIENCE = 0.5
 
 
 def ask(magics: Any, body: dict[str, Any]) -> dict[str, Any] | None:
-    group = magics.group
-    if magics.auto is None or group is None:
+    group = magics.here.group
+    if not magics.autodip_switch.on or group is None:
         return None
     try:
         cell = group.submit({**body, "silent": True}, [0])

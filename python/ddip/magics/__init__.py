@@ -1,0 +1,33 @@
+"""What `%load_ext ddip` puts into a notebook or a terminal: the magics, %autodip's eye on every cell, and completion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddip.magics import remote_completion
+from ddip.magics.dip_magics import OWN_MAGICS, DipMagics
+
+
+def load(shell: Any) -> None:
+    if getattr(shell, "_ddip_magics", None) is not None:
+        return
+    magics = DipMagics(shell)
+    shell.register_magics(magics)
+    shell.input_transformers_cleanup.append(magics.autodip_switch.send_to_workers)
+    remote_completion.install(shell, magics)
+    shell._ddip_magics = magics
+
+
+def unload(shell: Any) -> None:
+    magics = getattr(shell, "_ddip_magics", None)
+    if magics is None:
+        return
+    shell.input_transformers_cleanup.remove(magics.autodip_switch.send_to_workers)
+    remote_completion.uninstall(shell)
+    for name in OWN_MAGICS:
+        for kind in ("line", "cell"):
+            shell.magics_manager.magics[kind].pop(name, None)
+    shell._ddip_magics = None
+
+
+__all__ = ["OWN_MAGICS", "DipMagics", "load", "unload"]

@@ -1,0 +1,47 @@
+"""What may follow the name of a magic, where the C++ flag tables (src/ddip/launch/) do not read it."""
+
+from __future__ import annotations
+
+import shlex
+
+from IPython.core.error import UsageError
+
+
+def words(line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"cannot read the line: {error}") from None
+
+
+def of_autodip(parts: list[str]) -> tuple[bool, str]:
+    """on|off [-a "ARGS"]: whether on, and ARGS."""
+    switch, rest = parts[0], parts[1:]
+    if switch not in ("on", "off"):
+        raise UsageError(f"%autodip {switch}: expected on or off")
+    if not rest:
+        return switch == "on", ""
+    if switch == "off":
+        raise UsageError(f"%autodip off takes nothing more, found: {' '.join(rest)}")
+    if rest[0] not in ("-a", "--args") or len(rest) != 2:
+        raise UsageError('%autodip on [-a "ARGS"]: expected -a and one quoted string, found: ' + " ".join(rest))
+    return True, rest[1]
+
+
+def of_dipull(parts: list[str]) -> tuple[list[str], str]:
+    """a b … [-r RANK|all]: the names, and RANK or all as it was typed."""
+    names, rank = [], "0"
+    rest = iter(parts)
+    for part in rest:
+        if part in ("-r", "--rank"):
+            given = next(rest, None)
+            if given is None:
+                raise UsageError("%dipull -r: expected a rank or all")
+            rank = given
+        elif part.startswith("-"):
+            raise UsageError(f"%dipull {part}: unknown flag; expected -r RANK|all")
+        else:
+            names.append(part)
+    if not names:
+        raise UsageError("%dipull NAMES: which variables?")
+    return names, rank

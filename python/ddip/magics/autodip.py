@@ -1,0 +1,55 @@
+"""%autodip: which cells go to the workers as if they began with %%dip."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Set
+
+# Extensions are the notebook's; to load one on the workers there is %%dip.
+EXTENSION_MAGICS = frozenset({"load_ext", "unload_ext", "reload_ext"})
+
+
+class AutodipSwitch:
+    def __init__(self, own_magics: Set[str]) -> None:
+        self.flags: str | None = None  # of the %%dip that every cell begins with; None: off
+        self._stay_here = own_magics | EXTENSION_MAGICS
+
+    @property
+    def on(self) -> bool:
+        return self.flags is not None
+
+    def __str__(self) -> str:
+        return "off" if self.flags is None else f"on: every cell runs as %%dip {self.flags}".rstrip()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """A cell that is run from here stays here."""
+        flags, self.flags = self.flags, None
+        try:
+            yield
+        finally:
+            self.flags = flags
+
+    def send_to_workers(self, lines: list[str]) -> list[str]:
+        """An input transformer. A cell that begins with a magic of ours stays as it is."""
+        if self.flags is None:
+            return lines
+        first = next((line for line in lines if is_code(line)), None)
+        if first is None or magic_of(first) in self._stay_here:
+            return lines
+        return [f"%%dip {self.flags}\n", *lines]
+
+    # Else IPython asks the transformed cell whether it is complete, and a terminal wants an empty line after each line.
+    send_to_workers.has_side_effects = True  # type: ignore[attr-defined]
+
+
+def is_code(line: str) -> bool:
+    text = line.strip()
+    return bool(text) and not text.startswith("#")
+
+
+def magic_of(line: str) -> str:
+    """The name of the magic that the line begins with, or nothing."""
+    text = line.strip()
+    names = text.lstrip("%").split() if text.startswith("%") else []
+    return names[0] if names else ""

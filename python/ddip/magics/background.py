@@ -1,0 +1,50 @@
+"""%%dip --async: the cell's output appears under the cell that started it, while others run."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from ddip import display
+from ddip.cell import Cell
+from ddip.errors import RankError
+
+
+class ShowInBackground:
+    """On a thread of its own, until the cell is over."""
+
+    def __init__(self, cell: Cell, renderer: Any, screen: display.Screen) -> None:
+        self._cell = cell
+        self._renderer = renderer
+        self._screen = screen
+
+    def start(self) -> None:
+        self._cell._thread = threading.Thread(target=self._run, name=f"ddip cell {self._cell.number}", daemon=True)
+        self._cell._thread.start()
+
+    def _run(self) -> None:
+        cell, sequence = self._cell, 0
+        try:
+            while not cell.finished:
+                event = cell.pump(self._renderer.tick())
+                if event is None:
+                    continue
+                sequence = max(sequence, event[4])
+                if event[0] == "input_request":
+                    cell.group.client.send(
+                        "input_reply", {"error": "input() cannot be answered in an async cell"}, event[2], cell.number
+                    )
+                else:
+                    self._renderer.show(event)
+        except Exception as error:
+            cell.lost = error
+            cell._finished.set()
+        self._renderer.finish()
+        if cell.lost is not None:
+            self._screen.append(2, f"ddip: {cell.lost}\n")
+            return
+        cell.group.client.send("acknowledge", {"sequence": sequence})
+        try:
+            cell.raise_if_failed()
+        except (RankError, KeyboardInterrupt) as error:
+            self._screen.append(2, f"{error}\n")

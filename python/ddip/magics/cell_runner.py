@@ -1,0 +1,79 @@
+"""%%dip: a cell runs here, on the workers, or both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddip import _client, display
+from ddip import group as groups
+from ddip.cell import Cell
+from ddip.magics.autodip import AutodipSwitch
+from ddip.magics.background import ShowInBackground
+from ddip.magics.failures import FailedHere
+from ddip.magics.follower import Follower
+from ddip.magics.notebook_group import NotebookGroup
+
+
+class CellRunner:
+    def __init__(self, shell: Any, here: NotebookGroup, autodip: AutodipSwitch) -> None:
+        self._shell = shell
+        self._here = here
+        self._autodip = autodip
+        self.stuck: set[int] = set()  # cells that one press of stop did not end
+
+    def run(self, source: str, options: dict[str, Any]) -> None:
+        if options["place"] in ("local", "everywhere"):
+            self._run_here(source, goes_on=options["place"] == "everywhere")
+        if options["place"] in ("remote", "everywhere"):
+            self._run_on_workers(source, options)
+
+    def _run_here(self, source: str, goes_on: bool) -> None:
+        with self._autodip.paused():
+            result = self._shell.run_cell(source, silent=False, store_history=False)
+        if not result.success:
+            raise FailedHere("the cell failed here" + (", so it was not sent to the workers" if goes_on else ""))
+
+    def _run_on_workers(self, source: str, options: dict[str, Any]) -> None:
+        group = self._here.need()
+        ranks = _client.parse_rank_list(options["ranks"], group.world_size, "%%dip --ranks")
+        see = [
+            rank for rank in _client.parse_rank_list(options["see"], group.world_size, "%%dip --see") if rank in ranks
+        ]
+        body = {
+            "kind": "cell", "code": source, "first_line": groups.first_line(source), "memory": options["verbose"],
+            "want_value": bool(options["out"] or options["async"]), "name": options["async_name"],
+        }  # fmt: skip
+        screen = display.screen_for(self._shell)
+        cell = group.submit(body, ranks, keep_all=False)
+        renderer = display.renderer(screen, see, options["plain"], options["quiet"])
+        if options["async"]:
+            ShowInBackground(cell, renderer, screen).start()
+            return self._leave_running(cell, options["async_name"])
+        Follower(self._shell, cell, renderer, self.stuck).follow()
+        if options["out"]:
+            self._shell.user_ns[options["out"]] = cell.results()
+        if options["verbose"]:
+            print(footer(cell))
+
+    def _leave_running(self, cell: Cell, name: str) -> None:
+        if name:
+            self._shell.user_ns[name] = cell
+        print(
+            f"cell {cell.number} runs on {cell.group.name}; "
+            + (f"{name}.wait() waits for it" if name else "it shows its output here")
+        )
+
+
+def footer(cell: Cell) -> str:
+    """-v: time and memory of each rank."""
+    lines = []
+    for rank in cell.ranks:
+        ending = cell.endings.get(rank, {})
+        memory = ending.get("memory", {})
+        text = f"rank {rank}: {ending.get('seconds', 0):.3f} s"
+        if memory:
+            text += f", memory {memory['rss'] / 2**20:.0f} MiB ({memory['delta'] / 2**20:+.1f}), peak {memory['peak'] / 2**20:.0f} MiB"
+            if "cuda" in memory:
+                text += f", GPU {memory['cuda'] / 2**20:.0f} MiB, peak {memory['cuda_peak'] / 2**20:.0f} MiB"
+        lines.append(text)
+    return "\n".join(lines)

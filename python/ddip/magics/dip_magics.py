@@ -1,0 +1,138 @@
+"""The magics themselves: what is typed, and which part of this folder does it. What can go wrong is one line (UsageError)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
+
+from ddip import _client
+from ddip.magics import arguments, journal
+from ddip.magics.autodip import AutodipSwitch
+from ddip.magics.cell_runner import CellRunner
+from ddip.magics.failures import one_line
+from ddip.magics.group_commands import GroupCommands
+from ddip.magics.notebook_group import NotebookGroup
+
+
+@magics_class
+class DipMagics(Magics):
+    shell: Any  # there is always one
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__(shell)
+        self.here = NotebookGroup()
+        self.autodip_switch = AutodipSwitch(OWN_MAGICS)
+        self.runner = CellRunner(shell, self.here, self.autodip_switch)
+
+    def _one_line(self, command: str = "") -> one_line:
+        return one_line(command, self.here.after_loss)
+
+    @line_magic
+    def makedip(self, line: str) -> None:
+        """Start, attach to, restart, stop or show a group of workers; %makedip -h explains."""
+        with self._one_line():
+            GroupCommands(self.shell, self.here).run(arguments.words(line))
+
+    @line_cell_magic
+    def dip(self, line: str, cell: str | None = None) -> None:
+        """Run the cell on the workers: %%dip [remote|local|everywhere] [flags]; %%dip -h explains."""
+        if cell is None:
+            return self._line_dip(line)
+        with self._one_line():
+            options = _client.parse_cell_flags(arguments.words(line), "%%dip")
+            if "help" in options:
+                print(options["help"])
+            else:
+                self.runner.run(cell, options)
+
+    def _line_dip(self, line: str) -> None:
+        """Older spelling: %dip --push a b."""
+        parts = arguments.words(line)
+        if parts[:1] in (["-h"], ["--help"]):
+            print(_client.parse_cell_flags(["--help"], "%%dip")["help"])
+        elif parts[:1] == ["--push"]:
+            self._push(" ".join(parts[1:]))
+        elif parts[:1] == ["--pull"]:
+            self._pull(" ".join(parts[1:]))
+        else:
+            raise UsageError("%dip --push NAMES or --pull NAMES; to run code use %%dip at the top of a cell")
+
+    @line_magic
+    def autodip(self, line: str) -> None:
+        """%autodip on|off [-a "ARGS"]: every following cell as if it began with %%dip ARGS."""
+        parts = arguments.words(line)
+        if not parts:
+            return print(f"autodip is {self.autodip_switch}")
+        on, flags = arguments.of_autodip(parts)
+        if on:
+            with self._one_line():
+                _client.parse_cell_flags(arguments.words(flags), "%%dip")
+                self.here.need()
+        self.autodip_switch.flags = flags if on else None
+        print("autodip is " + ("on" if on else "off"))
+
+    @line_magic
+    def dipush(self, line: str) -> None:
+        """%dipush a b …: these variables to every worker."""
+        self._push(line)
+
+    def _push(self, line: str) -> None:
+        with self._one_line("%dipush"):
+            names = arguments.words(line)
+            if not names:
+                raise UsageError("%dipush NAMES: which variables?")
+            found = {}
+            for name in names:
+                if name not in self.shell.user_ns:
+                    raise UsageError(
+                        f"%dipush {name}: no such variable here" + _client.did_you_mean(name, list(self.shell.user_ns))
+                    )
+                found[name] = self.shell.user_ns[name]
+            self.here.need().push(found)
+
+    @line_magic
+    def dipull(self, line: str) -> None:
+        """%dipull a b … [-r RANK|all]: these variables from a worker (rank 0), or a list of all ranks' values."""
+        self._pull(line)
+
+    def _pull(self, line: str) -> None:
+        with self._one_line("%dipull"):
+            names, wanted = arguments.of_dipull(arguments.words(line))
+            group = self.here.need()
+            if wanted == "all":
+                pulled = group.pull_many(names, "all")
+                self.shell.user_ns.update({name: [one[name] for one in pulled] for name in names})
+                return
+            ranks = _client.parse_rank_list(wanted, group.world_size, "%dipull -r")
+            if len(ranks) != 1:
+                raise UsageError(f"%dipull -r {wanted}: expected one rank or all")
+            pulled = group.pull_many(names, ranks[0])
+            self.shell.user_ns.update({name: pulled[0][name] for name in names})
+
+    @line_magic
+    def dipper(self, line: str) -> None:
+        """%dipper NAME: the live Group as a variable."""
+        names = arguments.words(line)
+        if len(names) != 1 or not names[0].isidentifier():
+            raise UsageError(f"%dipper NAME: expected one variable name, found: {line.strip() or 'nothing'}")
+        self.shell.user_ns[names[0]] = self.here.need()
+
+    @line_magic
+    def diplog(self, line: str) -> None:
+        """%diplog [CELL]: everything that was printed, from the journal; a line each with its rank."""
+        parts = arguments.words(line)
+        if len(parts) > 1 or (parts and not parts[0].isdigit()):
+            raise UsageError(f"%diplog [CELL]: expected a cell's number, found: {line.strip()}")
+        with self._one_line():
+            journal.show(self.here.name(), int(parts[0]) if parts else 0)
+
+    @line_magic
+    def dipwhy(self, line: str) -> None:
+        """%dipwhy: what every rank is doing now, and who is missing."""
+        with self._one_line():
+            print("\n".join(_client.explain(self.here.need().why())))
+
+
+OWN_MAGICS = frozenset(name for names in DipMagics.magics.values() for name in names)

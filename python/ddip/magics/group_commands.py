@@ -1,0 +1,130 @@
+"""%makedip: start, attach to, restart, stop or show a group."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.error import UsageError
+
+from ddip import _client, display
+from ddip import group as groups
+from ddip.group import Group
+from ddip.magics.group_info import describe, life_of
+from ddip.magics.notebook_group import NotebookGroup, running_groups
+from ddip.magics.replay import Replay
+
+_warned_root = False
+
+
+class GroupCommands:
+    """Every command takes the flags as typed, and what the C++ flag table made of them."""
+
+    def __init__(self, shell: Any, here: NotebookGroup) -> None:
+        self._shell = shell
+        self._here = here
+
+    def run(self, flags: list[str]) -> None:
+        if flags[-1:] == ["--attach"]:
+            flags.append(groups.default_name())  # this notebook's own
+        checked = _client.check_group_flags(
+            flags, "%makedip", groups.worker_environment(), os.environ.get("DDIP_TEST_DEVICES")
+        )
+        if "help" in checked:
+            return print(checked["help"])
+        self._here.client_name = checked["client"] or groups.default_name()
+        commands: dict[str, Callable[[list[str], dict[str, Any]], None]] = {
+            "info": self._info,
+            "kill": self._kill,
+            "restart": self._restart,
+            "attach": self._attach,
+            "start": self._start,
+        }
+        commands[checked["action"]](flags, checked)
+
+    def _meant(self, checked: dict[str, Any]) -> Group | None:
+        """The group of that name, else this notebook's."""
+        return self._here.attach(checked["name"]) if checked["name"] else self._here.find()
+
+    def _info(self, flags: list[str], checked: dict[str, Any]) -> None:
+        group = self._meant(checked)
+        print("no group here; %makedip starts one" + running_groups() if group is None else describe(group.info()))
+
+    def _kill(self, flags: list[str], checked: dict[str, Any]) -> None:
+        target = self._meant(checked)
+        if target is None:
+            return print("no group here; nothing to stop" + running_groups())
+        target.stop()
+        if self._here.group is not None and self._here.group.name == target.name:
+            self._here.group = None
+        print(f"group {target.name} stopped")
+
+    def _restart(self, flags: list[str], checked: dict[str, Any]) -> None:
+        current = self._meant(checked)
+        if current is None:
+            return self._start(without_restart(flags), checked)
+        if checked["has_shape"]:
+            current.stop()
+            return self._start_new(without_restart(flags), checked)
+        begun = time.monotonic()
+        current.restart()
+        self._here.group = current
+        print(f"group {current.name}: {current.world_size} workers restarted, empty ({time.monotonic() - begun:.2f} s)")
+
+    def _attach(self, flags: list[str], checked: dict[str, Any]) -> None:
+        self._join(checked["name"])
+
+    def _start(self, flags: list[str], checked: dict[str, Any]) -> None:
+        name = checked["name"] or groups.default_name()
+        if name not in groups.groups():
+            return self._start_new(flags, checked)
+        running = self._here.attach(name)
+        info = running.info()
+        same = not checked["has_shape"] or (
+            info["world_size"] == checked["world_size"] and info["gpus"] == checked["gpus"]
+        )
+        if same:
+            return self._join(name)
+        if info["user_cells"] == 0:
+            running.stop()
+            return self._start_new(flags, checked)
+        cells = ", ".join(f"cell {cell['cell']} ({cell['line']})" for cell in info["cells"]) or "none"
+        raise UsageError(
+            f"group {name} is running with {info['world_size']} workers (running cells: {cells}): "
+            f"%makedip --attach {name} joins it, %makedip -r {' '.join(flags)} replaces it"
+        )
+
+    def _start_new(self, flags: list[str], checked: dict[str, Any]) -> None:
+        begun = time.monotonic()
+        warn_root()
+        name = groups.start_group(flags, "%makedip", lambda line: None)
+        self._here.group = Group._attached(name, self._here.client_name)
+        info = self._here.group.info()
+        print(f"group {name}: {info['sentence']} ({time.monotonic() - begun:.1f} s)\n  it {life_of(info)}")
+        if checked["verbose"]:
+            print(describe(info))
+
+    def _join(self, name: str) -> None:
+        """And shows what this notebook has not seen: first the past, then live what is still running."""
+        self._here.group = self._here.attach(name)
+        info = self._here.group.info()
+        running = len(info["cells"])
+        print(
+            f"attached to group {name}: {info['sentence']}"
+            + (f", {running} cell{'s' if running > 1 else ''} running" if running else "")
+        )
+        Replay(self._here.group, display.screen_for(self._shell)).run()
+
+
+def without_restart(flags: list[str]) -> list[str]:
+    return [flag for flag in flags if flag not in ("-r", "--restart")]
+
+
+def warn_root() -> None:
+    """Once is enough."""
+    global _warned_root
+    if os.geteuid() == 0 and not _warned_root:
+        _warned_root = True
+        print("ddip: you are root; so are your workers")
