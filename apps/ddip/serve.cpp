@@ -165,7 +165,6 @@ void run_group(const json& config, Status& status) {
 
   coordinator::Options options;
   options.name = folder.name();
-  options.world_size = plan.world_size;
   for (int rank = 0; rank < plan.world_size; ++rank) {
     json variables = launch::local::worker_environment(plan, rank, {static_cast<uint16_t>(port), 0});
     variables["DDIP_RANK"] = std::to_string(rank);

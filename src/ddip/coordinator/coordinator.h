@@ -16,8 +16,7 @@ namespace ddip::coordinator {
 
 struct Options {
   std::string name;
-  int world_size = 0;
-  std::vector<wire::json> environments;  // per rank
+  std::vector<wire::json> environments;  // per rank; as many as there are ranks
   double start_timeout = 60;             // seconds
   double settle = 10;                    // after one rank failed, how long the others may go on
   double idle = 12 * 3600;               // 0: for ever

@@ -6,30 +6,13 @@
 #include <list>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 
+#include "ddip/coordinator/session.h"
 #include "ddip/net/loop.h"
-#include "ddip/wire/channel.h"
+#include "ddip/wire/message.h"
 
 namespace ddip::coordinator {
-
-struct Session {
-  uint64_t number = 0;
-  std::string client;  // the name it gave: a notebook keeps it over kernel restarts
-  pid_t pid = 0;
-  std::unique_ptr<wire::Channel> channel;
-  std::set<uint64_t> cells;      // asked for by this session and not finished
-  bool follows_all = false;      // watches every cell of the group
-  bool only_unfinished = false;  // …but nothing that was already over when it came:
-  uint64_t first_cell = 0;       // cells before this one are the past
-  uint64_t entered_at = 0;       // the journal's last record when it came
-  uint64_t watch_request = 0;    // to be answered by caught_up; 0: none
-  uint64_t cursor = 0;           // last journal record it has been given, or did not care for
-  bool lagging = false;          // its queue was full: the rest comes from the journal
-  Fd pidfd;
-  net::Loop::Handle died;
-};
 
 struct DoorLimits {
   std::chrono::nanoseconds handshake = std::chrono::seconds(5);

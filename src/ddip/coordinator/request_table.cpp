@@ -25,6 +25,11 @@ Request* RequestTable::find(uint64_t cell) {
   return found == requests_.end() ? nullptr : &found->second;
 }
 
+const Request* RequestTable::find(uint64_t cell) const {
+  auto found = requests_.find(cell);
+  return found == requests_.end() ? nullptr : &found->second;
+}
+
 std::vector<uint64_t> RequestTable::unfinished() const {
   std::vector<uint64_t> cells;
   for (const auto& [cell, request] : requests_) cells.push_back(cell);

@@ -33,6 +33,7 @@ class RequestTable {
   void forget(uint64_t cell);
 
   Request* find(uint64_t cell);
+  const Request* find(uint64_t cell) const;
   std::vector<uint64_t> unfinished() const;
   std::vector<uint64_t> unfinished_on(int rank) const;
   size_t size() const { return requests_.size(); }
