@@ -7,208 +7,22 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
-#include <optional>
 #include <utility>
-#include <vector>
 
 #include "ddip/base/check.h"
-#include "ddip/base/crc32c.h"
 #include "ddip/base/error.h"
+#include "ddip/coordinator/journal_files.h"
 
 namespace ddip::coordinator {
 namespace fs = std::filesystem;
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "headers are stored as they lie in memory");
-
-constexpr uint32_t kMark = 0x316a6464;  // "ddj1"
-constexpr size_t kChunkBytes = 256 << 10;
 constexpr uint64_t kSegmentsPerCap = 8;
 constexpr uint64_t kSmallestCap = 4096;
-constexpr std::string_view kSegmentSuffix = ".seg";
-constexpr std::string_view kAcknowledgementSuffix = ".ack";
-
-// On disk exactly so; JOURNAL.md has the table.
-struct Header {
-  uint32_t header_crc = 0;  // of the 44 bytes after it
-  uint32_t body_crc = 0;
-  uint64_t sequence = 0;
-  int64_t time_us = 0;
-  uint64_t cell = 0;
-  int32_t rank = 0;
-  uint32_t body_bytes = 0;
-  uint8_t kind = 0;
-  uint8_t stream = 0;
-  uint16_t zero = 0;
-  uint32_t mark = kMark;
-};
-static_assert(sizeof(Header) == 48 && std::has_unique_object_representations_v<Header>);
-
-std::string_view bytes_of(const Header& header) { return {reinterpret_cast<const char*>(&header), sizeof header}; }
-
-uint32_t checksum(const Header& header) { return crc32c(bytes_of(header).substr(sizeof header.header_crc)); }
-
-Header sealed(Header header, std::string_view body) {
-  header.body_crc = crc32c(body);
-  header.body_bytes = static_cast<uint32_t>(body.size());
-  header.header_crc = checksum(header);
-  return header;
-}
 
 std::string why_errno() { return std::strerror(errno); }
-
-std::string segment_name(uint64_t first) { return fmt::format("{:020}{}", first, kSegmentSuffix); }
-
-std::optional<uint64_t> parse_number(std::string_view text) {
-  uint64_t number = 0;
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return number;
-}
-
-// First sequences of the segments, ascending. No folder is an empty journal.
-std::vector<uint64_t> list_segments(const fs::path& folder) {
-  std::vector<uint64_t> firsts;
-  std::error_code error;
-  fs::directory_iterator entries(folder, error);
-  if (error == std::errc::no_such_file_or_directory) return firsts;
-  if (error) throw std::system_error(error, "journal " + folder.string());
-  for (const auto& entry : entries) {
-    const std::string name = entry.path().filename();
-    if (name.size() != 20 + kSegmentSuffix.size() || !name.ends_with(kSegmentSuffix)) continue;
-    const auto first = parse_number(std::string_view(name).substr(0, 20));
-    if (first && *first > 0) firsts.push_back(*first);
-  }
-  std::sort(firsts.begin(), firsts.end());
-  return firsts;
-}
-
-std::optional<uint64_t> segment_after(const fs::path& folder, uint64_t first) {
-  const auto firsts = list_segments(folder);
-  const auto next = std::upper_bound(firsts.begin(), firsts.end(), first);
-  if (next == firsts.end()) return std::nullopt;
-  return *next;
-}
-
-// The one that holds `sequence`, else the oldest.
-std::optional<uint64_t> segment_with(const fs::path& folder, uint64_t sequence) {
-  const auto firsts = list_segments(folder);
-  if (firsts.empty()) return std::nullopt;
-  const auto next = std::upper_bound(firsts.begin(), firsts.end(), sequence);
-  return next == firsts.begin() ? *next : *std::prev(next);
-}
-
-// Reads one segment, in chunks, as far as it is written; can be asked again for what came later.
-class SegmentReader {
- public:
-  // A segment deleted since it was listed reads as an empty one.
-  SegmentReader(const fs::path& folder, uint64_t first) : sequence_(first - 1) {
-    const fs::path path = folder / segment_name(first);
-    fd_ = Fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-    if (!fd_ && errno != ENOENT) throw_errno(path.string());
-  }
-
-  // False when visit said stop.
-  bool read(const RecordVisitor& visit) {
-    while (fd_ && damage_.empty()) {
-      if (buffer_.size() < held_ + kChunkBytes) buffer_.resize(held_ + kChunkBytes);
-      const ssize_t n = ::read(fd_.get(), buffer_.data() + held_, buffer_.size() - held_);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) damage_ = why_errno();
-      if (n <= 0) break;
-      held_ += static_cast<size_t>(n);
-      const Parsed parsed = parse_segment({buffer_.data(), held_}, sequence_, [&](const Record& record) {
-        sequence_ = record.sequence;
-        return visit(record);
-      });
-      held_ -= parsed.bytes;
-      whole_bytes_ += parsed.bytes;
-      std::memmove(buffer_.data(), buffer_.data() + parsed.bytes, held_);
-      if (parsed.end == ParseEnd::stopped) return false;
-      if (parsed.end == ParseEnd::damaged) damage_ = "damaged on disk";
-    }
-    return true;
-  }
-
-  uint64_t sequence() const { return sequence_; }  // of the last whole record; at first, the one before the segment
-  uint64_t whole_bytes() const { return whole_bytes_; }
-  const std::string& damage() const { return damage_; }  // "" when there is none
-
- private:
-  Fd fd_;
-  std::vector<char> buffer_;
-  size_t held_ = 0;
-  uint64_t sequence_;
-  uint64_t whole_bytes_ = 0;
-  std::string damage_;
-};
-
-// Makes an unbroken story of what is on disk: each record once, and one gap wherever numbers are missing.
-class Story {
- public:
-  Story(uint64_t after, const RecordVisitor& visit) : told_(after), visit_(visit) {}
-
-  // Whatever up to `through` was not told is gone. The first reason given for a gap stays.
-  void missing(uint64_t through, std::string_view why, int64_t time_us = 0) {
-    if (through <= std::max(told_, gap_.sequence)) return;
-    if (gap_.sequence <= told_) {
-      gap_.body = why;
-      gap_.time_us = time_us;
-    }
-    gap_.sequence = through;
-  }
-
-  bool tell(const Record& record) {
-    if (record.sequence <= told_) return true;
-    if (record.kind == RecordKind::gap) {
-      missing(record.sequence, record.body, record.time_us);
-      return true;
-    }
-    missing(record.sequence - 1, kNotKept);
-    if (!tell_gap()) return false;
-    told_ = record.sequence;
-    return visit_(record);
-  }
-
-  bool tell_gap() {
-    if (gap_.sequence <= told_) return true;
-    const uint64_t count = gap_.sequence - told_;
-    gap_.body = fmt::format("{} record{} lost: {}", count, count == 1 ? "" : "s", gap_.body);
-    told_ = gap_.sequence;
-    return visit_(gap_);
-  }
-
-  static constexpr std::string_view kNotKept = "no longer kept";
-
- private:
-  uint64_t told_;
-  Record gap_{.rank = -1, .kind = RecordKind::gap, .body = {}};
-  const RecordVisitor& visit_;
-};
-
-bool is_client_name(std::string_view name) {
-  return !name.empty() && name.size() <= 64 && std::all_of(name.begin(), name.end(), [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' ||
-           c == '-';
-  });
-}
-
-void require_client_name(std::string_view name) {
-  if (!is_client_name(name)) throw ConfigError("client name: expected 1 to 64 characters of A-Z a-z 0-9 _ . -");
-}
-
-fs::path acknowledgement_path(const fs::path& folder, const std::string& client) {
-  return folder / (client + std::string(kAcknowledgementSuffix));
-}
-
-std::string acknowledgement_text(uint64_t sequence) {
-  const std::string number = std::to_string(sequence);
-  return fmt::format("{} {:08x}\n", number, crc32c(number));
-}
 
 bool write_new_file(const fs::path& path, std::string_view text) {
   Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
@@ -249,74 +63,6 @@ size_t write_pieces(int fd, std::span<const std::string_view> pieces) {
 
 }  // namespace
 
-Parsed parse_segment(std::string_view bytes, uint64_t before, const RecordVisitor& visit) {
-  size_t at = 0;
-  Record record;
-  for (;;) {
-    const std::string_view rest = bytes.substr(at);
-    Header header;
-    if (rest.size() < sizeof header) return {at, ParseEnd::incomplete};
-    std::memcpy(&header, rest.data(), sizeof header);
-    // The header has a sum of its own, or a flipped length would pass for a torn tail.
-    if (header.mark != kMark || header.header_crc != checksum(header) || header.sequence <= before ||
-        header.zero != 0 || header.kind > static_cast<uint8_t>(RecordKind::gap)) {
-      return {at, ParseEnd::damaged};
-    }
-    if (rest.size() - sizeof header < header.body_bytes) return {at, ParseEnd::incomplete};
-    const std::string_view body = rest.substr(sizeof header, header.body_bytes);
-    if (crc32c(body) != header.body_crc) return {at, ParseEnd::damaged};
-
-    record.sequence = before = header.sequence;
-    record.time_us = header.time_us;
-    record.cell = header.cell;
-    record.rank = header.rank;
-    record.kind = static_cast<RecordKind>(header.kind);
-    record.stream = header.stream;
-    record.body = body;
-    at += sizeof header + body.size();
-    if (!visit(record)) return {at, ParseEnd::stopped};
-  }
-}
-
-void read_journal(const fs::path& folder, uint64_t after, const RecordVisitor& visit) {
-  if (after == UINT64_MAX) return;
-  Story story(after, visit);
-  const RecordVisitor tell = [&](const Record& record) { return story.tell(record); };
-
-  auto first = segment_with(folder, after + 1);
-  bool second_look = false;
-  while (first) {
-    story.missing(*first - 1, Story::kNotKept);
-    SegmentReader segment(folder, *first);
-    if (!segment.read(tell)) return;
-    const auto next = segment_after(folder, *first);
-    // Numbers missing between the two may be a race: more was written here before the next was begun; the listing,
-    // taken during two rotations, shows the second only; this one held no whole record and was replaced. All of it is
-    // settled by now, so a second look tells a race from a gap. The story knows what it has told.
-    const bool seamless = !next || *next == segment.sequence() + 1;
-    second_look = !seamless && !second_look;
-    if (second_look) continue;
-    if (!segment.damage().empty()) story.missing(segment.sequence() + 1, segment.damage());
-    first = next;
-  }
-  story.tell_gap();
-}
-
-uint64_t read_acknowledged(const fs::path& folder, const std::string& client) {
-  require_client_name(client);
-  const fs::path path = acknowledgement_path(folder, client);
-  Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  if (!file && errno == ENOENT) return 0;
-  if (!file) throw_errno(path.string());
-  std::array<char, 64> buffer;
-  const ssize_t n = ::read(file.get(), buffer.data(), buffer.size());
-  if (n < 0) throw_errno(path.string());
-  const std::string_view text(buffer.data(), static_cast<size_t>(n));
-  const auto sequence = parse_number(text.substr(0, text.find(' ')));
-  // A damaged one counts as none: lines shown twice rather than not at all.
-  return sequence && acknowledgement_text(*sequence) == text ? *sequence : 0;
-}
-
 // The folder without a trailing slash, which would make lstat follow a link.
 Journal::Journal(fs::path folder, JournalOptions options)
     : folder_(fs::absolute(folder.has_filename() ? folder : folder.parent_path())), options_(options) {
@@ -332,7 +78,7 @@ Journal::Journal(fs::path folder, JournalOptions options)
 
 Journal::~Journal() {
   if (unwritten() == 0) return;
-  const Header gap = sealed({.sequence = last_sequence_, .rank = -1, .kind = uint8_t(RecordKind::gap)}, trouble_);
+  const RecordHeader gap = sealed({.sequence = last_sequence_, .rank = -1, .kind = uint8_t(RecordKind::gap)}, trouble_);
   write(std::array{bytes_of(gap), std::string_view(trouble_)}, last_sequence_);
 }
 
@@ -360,7 +106,7 @@ void Journal::resume() {
     reader.read([](const Record&) { return true; });
     last_sequence_ = reader.sequence();
     // Somebody may have seen what is behind the damage: skip every number that can have been used there.
-    if (!reader.damage().empty()) last_sequence_ += 1 + (newest.bytes - reader.whole_bytes()) / sizeof(Header);
+    if (!reader.damage().empty()) last_sequence_ += 1 + (newest.bytes - reader.whole_bytes()) / sizeof(RecordHeader);
   }
   for (const auto& entry : fs::directory_iterator(folder_)) {
     const std::string client = entry.path().stem();
@@ -380,7 +126,7 @@ uint64_t Journal::append(RecordKind kind, uint64_t cell, int32_t rank, uint8_t s
     refused("larger than half the journal's cap");
     return sequence;
   }
-  const Header header = sealed(
+  const RecordHeader header = sealed(
       {.sequence = sequence, .time_us = time_us, .cell = cell, .rank = rank, .kind = uint8_t(kind), .stream = stream},
       body);
   if (!after_gap) {
@@ -388,7 +134,7 @@ uint64_t Journal::append(RecordKind kind, uint64_t cell, int32_t rank, uint8_t s
     return sequence;
   }
   const std::string why = trouble_;
-  const Header gap =
+  const RecordHeader gap =
       sealed({.sequence = sequence - 1, .time_us = time_us, .rank = -1, .kind = uint8_t(RecordKind::gap)}, why);
   write(std::array{bytes_of(gap), std::string_view(why), bytes_of(header), body}, sequence);
   return sequence;
