@@ -61,6 +61,54 @@ def test_under_autodip_a_cell_may_begin_with_a_magic_line(dip: TerminalShell) ->
     assert "WHERE" not in os.environ
 
 
+def test_our_magics_in_the_middle_of_a_cell_run_here_and_the_code_around_them_there(
+    dip: TerminalShell, plain: Any
+) -> None:
+    dip.do("%%dip local\nsent = 5")
+    dip.do("%autodip on")
+    said = dip.do("mine = 10 + r\nmine\n%dipull mine -r all\n\n# a comment\n%dipush \\\n  sent\nsent + r\n")
+    assert said.out == "[0] 5\n[1] 6\n", "only the cell's last line has a value"
+    assert dip.names["mine"] == [10, 11]
+    assert dip.do("%%dip\n!echo there\nsecond = 'x'\n%dipull second").out == "there\n", "so it is under %%dip"
+    assert dip.names["second"] == "x"
+    assert "dipull NAMES" not in dip.do('text = """\n%dipull\n"""\nprint(len(text))').out, "text is text"
+    assert "these variables to every worker" in dip.do("%dipush?").out
+
+
+def test_a_failure_ends_a_cell_that_our_magics_cut_and_names_the_line(dip: TerminalShell, plain: Any) -> None:
+    dip.do("%autodip on")
+    failed = dip.run("a = 1\n%dipull nothing_there\nafter = 1")
+    assert "nothing_there" in failed.usage_error()
+    failed = dip.run("b = 1\n%dipull b\n\n1/0\nafter = 1")
+    assert "ZeroDivisionError" in failed.text and "----> 4 1/0" in failed.text, failed.text
+    broken = dip.run("unwanted = 1\n%dipull unwanted\ndef f(:\n")
+    assert "SyntaxError" in broken.text
+    assert plain.run("[name for name in ('after', 'unwanted') if name in globals()]")[0].value == []
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("unwanted = 1\nfor i in range(2):\n    %dipull unwanted", ["%dipull unwanted", "block"]),
+        ("unwanted = 1\n%%dip local\nx = 1", ["%%dip local", "first line"]),
+        ("%%dip --async job\nunwanted = 1\n%dipull unwanted", ["%dipull", "--async"]),
+        ("%%dip --out result\nunwanted = 1\n%dipull unwanted", ["%dipull", "--out"]),
+    ],
+)
+def test_a_magic_of_ours_where_a_cell_cannot_be_cut_is_refused_before_anything_runs(
+    dip: TerminalShell, plain: Any, source: str, words: list[str]
+) -> None:
+    dip.do("%autodip on")
+    text = dip.run(source).usage_error()
+    assert all(word in text for word in words), text
+    assert plain.run("'unwanted' in globals()")[0].value is False
+
+
+def test_everywhere_runs_our_magics_once(dip: TerminalShell, plain: Any) -> None:
+    said = dip.do("%%dip everywhere\nboth = 1\n%dipwhy\nboth = 2")
+    assert said.out.count("rank 0: idle") == 1 and dip.names["both"] == 2 and plain.run("both")[1].value == 2
+
+
 def test_everywhere_under_autodip_runs_once_here_and_once_there(dip: TerminalShell) -> None:
     dip.do("%autodip on")
     assert dip.do("%%dip everywhere\nprint('once')").out == "once\nonce\n"

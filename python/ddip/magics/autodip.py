@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Set
 
+from ddip.magics.cell_pieces import is_code, magic_of
+
 # Extensions are the notebook's; to load one on the workers there is %%dip.
 EXTENSION_MAGICS = frozenset({"load_ext", "unload_ext", "reload_ext"})
 
@@ -41,15 +43,3 @@ class AutodipSwitch:
 
     # Else IPython asks the transformed cell whether it is complete, and a terminal wants an empty line after each line.
     send_to_workers.has_side_effects = True  # type: ignore[attr-defined]
-
-
-def is_code(line: str) -> bool:
-    text = line.strip()
-    return bool(text) and not text.startswith("#")
-
-
-def magic_of(line: str) -> str:
-    """The name of the magic that the line begins with, or nothing."""
-    text = line.strip()
-    names = text.lstrip("%").split() if text.startswith("%") else []
-    return names[0] if names else ""

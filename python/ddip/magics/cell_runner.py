@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
+
+from IPython.core.error import UsageError
 
 from ddip import _client, display
 from ddip import group as groups
 from ddip.cell import Cell
+from ddip.magics import cell_pieces
 from ddip.magics.autodip import AutodipSwitch
 from ddip.magics.background import ShowInBackground
 from ddip.magics.failures import FailedHere
@@ -15,19 +19,30 @@ from ddip.magics.notebook_group import NotebookGroup
 
 
 class CellRunner:
-    def __init__(self, shell: Any, here: NotebookGroup, autodip: AutodipSwitch) -> None:
+    def __init__(self, shell: Any, here: NotebookGroup, autodip: AutodipSwitch, own_magics: Set[str]) -> None:
         self._shell = shell
         self._here = here
         self._autodip = autodip
+        self._own_magics = own_magics
         self.stuck: set[int] = set()  # cells that one press of stop did not end
 
     def run(self, source: str, options: dict[str, Any]) -> None:
-        if options["place"] in ("local", "everywhere"):
-            self._run_here(source, goes_on=options["place"] == "everywhere")
-        if options["place"] in ("remote", "everywhere"):
-            self._run_on_workers(source, options)
+        if options["place"] == "local":
+            return self._run_here(source)
+        own = cell_pieces.find_own(source, self._own_magics)
+        if options["place"] == "everywhere":
+            self._run_here(source, goes_on=True)
+            return self._run_on_workers(cell_pieces.without(source, own), options)
+        if own and (options["async"] or options["out"]):
+            flag = "--async" if options["async"] else "--out"
+            raise UsageError(f"%{own[0].name} in a cell with {flag}: it cuts the cell; put it in a cell of its own")
+        for piece in cell_pieces.pieces(source, own) if own else [source]:
+            if isinstance(piece, cell_pieces.OwnMagic):
+                self._shell.run_line_magic(piece.name, piece.arguments)
+            else:
+                self._run_on_workers(piece, options)
 
-    def _run_here(self, source: str, goes_on: bool) -> None:
+    def _run_here(self, source: str, goes_on: bool = False) -> None:
         with self._autodip.paused():
             result = self._shell.run_cell(source, silent=False, store_history=False)
         if not result.success:

@@ -24,7 +24,7 @@ class DipMagics(Magics):
         super().__init__(shell)
         self.here = NotebookGroup()
         self.autodip_switch = AutodipSwitch(OWN_MAGICS)
-        self.runner = CellRunner(shell, self.here, self.autodip_switch)
+        self.runner = CellRunner(shell, self.here, self.autodip_switch, OWN_MAGICS)
 
     def _one_line(self, command: str = "") -> one_line:
         return one_line(command, self.here.after_loss)
