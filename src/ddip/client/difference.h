@@ -44,6 +44,10 @@
 
 namespace ddip::client {
 
+class BlockDisplay;
+class Lane;
+class Transcript;
+
 enum class Stream : uint8_t { out = 1, err = 2 };
 
 struct Block {
@@ -104,24 +108,21 @@ class Difference {
   std::map<int, std::vector<std::string>> bars() const;
 
  private:
-  class Lane;         // one stream: what the ranks said and what is not yet decided
-  struct Display;     // Form::rerender
-  struct Transcript;  // Form::append
+  struct Rank;  // what one rank wrote, as far as it has not settled
 
   std::optional<size_t> seat_of(int rank) const;
-  Lane& lane(Stream stream) const;
   bool repeats_a_bar(size_t seat) const;
-  void say_settled(Lane& lane, size_t seat);
+  void say_settled(size_t seat, Stream stream);
   void print(Stream stream, const std::vector<size_t>& seats, const std::string& line);
   std::vector<int> ranks_of(const std::vector<size_t>& seats) const;
 
   const std::vector<int> ranks_;  // ascending; a seat is an index here
   const Options options_;
   Time now_{};
-  std::vector<bool> closed_;
+  std::vector<Rank> said_;                    // by seat
   std::vector<std::unique_ptr<Lane>> lanes_;  // out, err
-  std::unique_ptr<Display> display_;
-  std::unique_ptr<Transcript> transcript_;
+  std::unique_ptr<BlockDisplay> display_;     // Form::rerender
+  std::unique_ptr<Transcript> transcript_;    // Form::append
 };
 
 }  // namespace ddip::client
