@@ -7,7 +7,6 @@ import os
 from typing import Any
 
 import pytest
-from support.text import without_colours
 from support.waiting import Stopwatch, wait_until
 
 import ddip
@@ -87,10 +86,7 @@ def test_values_that_nobody_asks_for_hold_no_descriptors(plain: Any) -> None:
 def ask(group: Any, body: dict[str, Any], rank: int = 0) -> dict[str, Any]:
     cell = group.submit({**body, "silent": True}, [rank])
     cell.results()
-    ending = dict(cell.endings[rank])
-    if "text/plain" in ending.get("data", {}):
-        ending["data"]["text/plain"] = without_colours(ending["data"]["text/plain"])
-    return ending
+    return dict(cell.endings[rank])
 
 
 def test_completion_sees_the_names_of_that_rank(either: Any) -> None:

@@ -247,6 +247,13 @@ def test_a_failing_rank_is_named_first_in_an_error_output(notebook: Kernel) -> N
     assert text.startswith("rank 1 (1 of 2 ranks):") and "ValueError: boom" in text and "/ddip/" not in text
 
 
+def test_tracebacks_and_help_are_in_colour(notebook: Kernel) -> None:
+    said = notebook.run("%%dip\ndef shown(a, b=2):\n    'Says what it does.'\nshown?\n1/0")
+    assert any("\x1b[" in line for line in said.error.traceback), said.error.traceback
+    assert "\x1b[" not in said.error.evalue
+    assert any("\x1b[" in text for text in said.of_type("text/plain")), said.all
+
+
 def test_run_all_stops_at_the_failing_cell(home: Path, tmp_path: Path) -> None:
     import nbformat
     from nbclient import NotebookClient

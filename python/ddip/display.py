@@ -11,6 +11,7 @@ from typing import Any
 
 from ddip import _client
 from ddip.cell import Event
+from ddip.colours import without_colours
 
 # Jupyter drops what comes faster than 1,000 messages or 1 MB a second.
 RENDER_INTERVAL = 0.1
@@ -55,6 +56,13 @@ class Screen:
 
     rerenders = False
 
+    def __init__(self, coloured: bool = False) -> None:
+        self.coloured = coloured
+
+    def in_its_colours(self, text: str) -> str:
+        """A traceback of a rank, say: plain where nobody would see colours."""
+        return text if self.coloured else without_colours(text)
+
     def append(self, stream: int, text: str) -> None:
         target = sys.stderr if stream == 2 else sys.stdout
         target.write(text)
@@ -79,6 +87,7 @@ class NotebookScreen(Screen):
     rerenders = True
 
     def __init__(self, shell: Any) -> None:
+        super().__init__(coloured=True)
         publisher = shell.display_pub
         self._session = publisher.session
         self._socket = publisher.pub_socket
@@ -118,7 +127,9 @@ def new_handle() -> str:
 
 
 def screen_for(shell: Any) -> Screen:
-    return NotebookScreen(shell) if shell is not None and hasattr(shell, "kernel") else Screen()
+    if hasattr(shell, "kernel"):
+        return NotebookScreen(shell)
+    return Screen(coloured=sys.stdout.isatty() and getattr(shell, "colors", "").lower() != "nocolor")
 
 
 class Plain:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from ddip._client import ConfigError, PeerLost, ProtocolError, TimedOut
+from ddip.colours import without_colours
 
 
 class RankError(RuntimeError):
-    """A cell failed on some ranks. `ranks`: which, the first to fail first; `tracebacks`: rank → text; `lost`: rank → why."""
+    """A cell failed on some ranks. `ranks`: which, the first to fail first; `tracebacks`: rank → text; `lost`: rank → why.
+    All of it is plain text; `coloured` is the same as str(), in the colours that the ranks gave their tracebacks."""
 
-    def __init__(
-        self,
-        ranks: list[int],
-        tracebacks: dict[int, str],
-        lost: dict[int, str],
-        world_size: int = 0,
-        summary: str | None = None,
-    ) -> None:
+    def __init__(self, ranks: list[int], tracebacks: dict[int, str], lost: dict[int, str], world_size: int = 0) -> None:
         self.ranks = ranks
-        self.tracebacks = tracebacks
+        self.tracebacks = {rank: without_colours(text) for rank, text in tracebacks.items()}
         self.lost = lost
-        super().__init__(summary or describe(ranks, tracebacks, lost, world_size))
+        self.coloured = describe(ranks, tracebacks, lost, world_size)
+        super().__init__(describe(ranks, self.tracebacks, lost, world_size))
 
 
 def describe(ranks: list[int], tracebacks: dict[int, str], lost: dict[int, str], world_size: int) -> str:

@@ -54,11 +54,11 @@ class CellRunner:
         see = [
             rank for rank in _client.parse_rank_list(options["see"], group.world_size, "%%dip --see") if rank in ranks
         ]
+        screen = display.screen_for(self._shell)
         body = {
             "kind": "cell", "code": source, "first_line": groups.first_line(source), "memory": options["verbose"],
-            "want_value": bool(options["out"] or options["async"]), "name": options["async_name"],
+            "want_value": bool(options["out"] or options["async"]), "name": options["async_name"], "colours": screen.coloured,
         }  # fmt: skip
-        screen = display.screen_for(self._shell)
         cell = group.submit(body, ranks, keep_all=False)
         renderer = display.renderer(screen, see, options["plain"], options["quiet"])
         if options["async"]:

@@ -7,7 +7,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 
-from ddip import _client
+from ddip import _client, display
 from ddip.magics import arguments, journal
 from ddip.magics.autodip import AutodipSwitch
 from ddip.magics.cell_runner import CellRunner
@@ -126,7 +126,7 @@ class DipMagics(Magics):
         if len(parts) > 1 or (parts and not parts[0].isdigit()):
             raise UsageError(f"%diplog [CELL]: expected a cell's number, found: {line.strip()}")
         with self._one_line():
-            journal.show(self.here.name(), int(parts[0]) if parts else 0)
+            journal.show(self.here.name(), int(parts[0]) if parts else 0, display.screen_for(self.shell))
 
     @line_magic
     def dipwhy(self, line: str) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
+from IPython import get_ipython
 from IPython.core.error import UsageError
 
+from ddip import display
 from ddip.errors import ConfigError, PeerLost, RankError, TimedOut
-
-COLOURS = re.compile("\x1b\\[[0-9;]*m")
 
 
 class CellFailed(Exception):
@@ -21,7 +20,7 @@ class CellFailed(Exception):
         super().__init__(one_sentence(error))
 
     def _render_traceback_(self) -> list[str]:
-        return str(self.error).splitlines()
+        return display.screen_for(get_ipython()).in_its_colours(self.error.coloured).splitlines()
 
 
 class CellInterrupted(KeyboardInterrupt):
@@ -85,5 +84,5 @@ def one_sentence(error: RankError) -> str:
     rank = error.ranks[0]
     if rank in error.lost:
         return f"rank {rank} is lost: {error.lost[rank].splitlines()[0]}"
-    lines = [line for line in COLOURS.sub("", error.tracebacks.get(rank, "")).splitlines() if line.strip()]
+    lines = [line for line in error.tracebacks.get(rank, "").splitlines() if line.strip()]
     return f"rank {rank}: {lines[-1].strip() if lines else 'failed'}"

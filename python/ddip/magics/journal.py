@@ -11,16 +11,16 @@ from ddip import _client, display
 from ddip import group as groups
 
 
-def show(name: str, wanted: int) -> None:
+def show(name: str, wanted: int, screen: display.Screen) -> None:
     """Of the newest group of that name. `wanted`: a cell's number; 0: all."""
     folder = _client.newest_journal(groups.state_folder(), name)
     if not folder:
         raise UsageError(f"no journal of a group named {name}")
-    if not print_journal(folder, wanted) and wanted:
+    if not print_journal(folder, wanted, screen) and wanted:
         print(f"no cell {wanted} in the journal of group {name}")
 
 
-def print_journal(folder: str, wanted: int) -> bool:
+def print_journal(folder: str, wanted: int, screen: display.Screen) -> bool:
     """Whether there was anything."""
     open_lines: dict[tuple[int, int], display.RankLines] = {}
     found = False
@@ -45,7 +45,8 @@ def print_journal(folder: str, wanted: int) -> bool:
             if (cell, rank) in open_lines:
                 show_lines(open_lines.pop((cell, rank)).close())
             if body.get("outcome") != "ok":
-                print(f"[{rank}] {body.get('traceback') or body.get('why', body.get('outcome'))}")
+                why = body.get("traceback") or body.get("why", body.get("outcome"))
+                print(f"[{rank}] {screen.in_its_colours(why)}")
         elif kind in ("note", "gap"):
             print(f"ddip: {body}")
         elif kind == "display" and body.get("data"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ddip.display import screen_for
+
 # Longer than this and typing would stutter.
 PATIENCE = 0.5
 
@@ -36,7 +38,16 @@ def install(shell: Any, magics: Any) -> None:
     inspect = shell.object_inspect_mime
 
     def inspect_everywhere(name: str, detail_level: int = 0, omit_sections: Any = ()) -> Any:
-        found = ask(magics, {"kind": "inspect", "code": name, "cursor": len(name), "detail": detail_level})
+        found = ask(
+            magics,
+            {
+                "kind": "inspect",
+                "code": name,
+                "cursor": len(name),
+                "detail": detail_level,
+                "colours": screen_for(shell).coloured,
+            },
+        )
         if found and found.get("found"):
             return found["data"]
         return inspect(name, detail_level, omit_sections)

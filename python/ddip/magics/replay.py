@@ -49,7 +49,8 @@ class Replay:
             self._screen.append(1, f"--- cell {cell}: {first_line(body.get('source', ''))}\n")
         elif kind == "rank_done" and body.get("outcome") not in ("ok", None):
             self._renderers[cell].show(event)
-            self._screen.append(2, f"[{rank}] {body.get('traceback') or body.get('why', '')}\n")
+            why = self._screen.in_its_colours(body.get("traceback") or body.get("why", ""))
+            self._screen.append(2, f"[{rank}] {why}\n")
         elif kind == "cell_done":
             self._renderers.pop(cell).finish()
             unfinished.discard(cell)

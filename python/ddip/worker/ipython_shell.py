@@ -13,6 +13,7 @@ from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from ddip.colours import without_colours
 from ddip.worker import shell as plain
 from ddip.worker import streams
 
@@ -91,9 +92,10 @@ class RankShell(InteractiveShell):
         pass
 
     source = ""  # of the cell that runs
+    colours = False  # whether whoever reads its output sees them
 
-    def run_source(self, source: str, cell: int) -> plain.Outcome:
-        self.source = source
+    def run_source(self, source: str, cell: int, colours: bool) -> plain.Outcome:
+        self.source, self.colours = source, colours
         tree = self.parse(source, cell)
         if isinstance(tree, BaseException):
             return plain.Outcome(error=tree)
@@ -170,14 +172,22 @@ class RankShell(InteractiveShell):
         start, end = found[0].start, found[0].end
         return {"matches": [one.text for one in found if one.start == start], "start": start, "end": end}
 
-    def inspect_source(self, code: str, cursor: int, detail: int) -> dict[str, Any]:
+    def inspect_source(self, code: str, cursor: int, detail: int, colours: bool) -> dict[str, Any]:
         from IPython.utils.tokenutil import token_at_cursor
 
         try:
             bundle = self.object_inspect_mime(token_at_cursor(code, cursor), detail_level=detail)
         except KeyError:
             return {"found": False}
+        if not colours:
+            bundle["text/plain"] = without_colours(bundle["text/plain"])
         return {"found": True, "data": encodable(bundle)}
+
+    def show_page(self, page: str | dict[str, str], start: int = 0, **sizes: Any) -> None:
+        """What `x?` and its like have to say is printed: nobody could turn the pages here."""
+        text = page["text/plain"] if isinstance(page, dict) else page
+        text = "\n".join(text.splitlines()[start:])
+        print(text if self.colours else without_colours(text))
 
 
 def users_frames(frames: Any) -> Any:
@@ -216,4 +226,5 @@ def create(main: Any) -> RankShell:
     )
     shell.InteractiveTB.set_mode("Context")
     shell.Completer.use_jedi = False
+    shell.set_hook("show_in_pager", RankShell.show_page, 0)
     return shell

@@ -44,10 +44,11 @@ def fresh_main() -> None:
     sys.modules["__main__"] = main
 
 
-def run(source: str, cell: int) -> Outcome:
+def run(source: str, cell: int, colours: bool) -> Outcome:
+    """`colours`: whether `x?` may use them. Tracebacks always do; whoever shows one takes them away if need be."""
     create()
     if _shell is not None:
-        outcome: Outcome = _shell.run_source(source, cell)
+        outcome: Outcome = _shell.run_source(source, cell, colours)
         return outcome
     return run_plain(source, cell)
 
@@ -122,10 +123,10 @@ def complete(code: str, cursor: int) -> dict[str, Any]:
     return {"matches": matches, "start": start, "end": cursor}
 
 
-def inspect(code: str, cursor: int, detail: int) -> dict[str, Any]:
+def inspect(code: str, cursor: int, detail: int, colours: bool) -> dict[str, Any]:
     create()
     if _shell is not None:
-        return dict(_shell.inspect_source(code, cursor, detail))
+        return dict(_shell.inspect_source(code, cursor, detail, colours))
     end = cursor
     while end < len(code) and (code[end].isalnum() or code[end] in "._"):
         end += 1

@@ -56,7 +56,7 @@ def run_cell(control: Any, cell: int, body: dict[str, Any], descriptors: list[in
     if body.get("memory"):
         forget_peak()
         before = resident()
-    outcome = shell.run(body["code"], cell)
+    outcome = shell.run(body["code"], cell, body.get("colours", False))
     if outcome.error is not None:
         raise outcome.error
     ending: dict[str, Any] = {"outcome": "ok"}
@@ -150,7 +150,10 @@ def complete(control: Any, cell: int, body: dict[str, Any], descriptors: list[in
 
 
 def inspect(control: Any, cell: int, body: dict[str, Any], descriptors: list[int]) -> Ending:
-    return {"outcome": "ok", **shell.inspect(body["code"], body["cursor"], body.get("detail", 0))}, []
+    return {
+        "outcome": "ok",
+        **shell.inspect(body["code"], body["cursor"], body.get("detail", 0), body.get("colours", False)),
+    }, []
 
 
 def rebuild(control: Any, cell: int, body: dict[str, Any], descriptors: list[int]) -> Ending:
