@@ -133,6 +133,18 @@ def test_a_later_write_by_the_client_does_not_reach_the_ranks(torched: Any) -> N
     assert [result.value for result in torched.run("big.max().item()")] == [0.0, 0.0]
 
 
+def test_of_a_view_only_what_it_covers_travels(torched: Any) -> None:
+    big, numbers = torch.arange(1 << 20), numpy.arange(1 << 20)
+    for small in (big[:4], big[1000:1004], big[-3:], numbers[:4], numbers[:: 1 << 18], big[8:8]):
+        packed = values.pack(small)
+        assert packed.size < 4096
+        assert values.unpack(packed.release()).tolist() == small.tolist()
+    torched.push({"head": big[1001:1005], "tail": big[1003:1008], "bytes": big[1003:1004].view(torch.uint8)})
+    shared = torched.run("tail.fill_(7); (head.tolist(), bytes.tolist(), head.untyped_storage().nbytes())")
+    assert [result.value for result in shared] == [([1001, 1002, 7, 7], [7, *[0] * 7], 64)] * 2
+    assert big[1003].item() == 1003
+
+
 def test_a_big_tensor_is_one_sealed_file_without_its_bytes_pickled() -> None:
     import os
     import pickletools

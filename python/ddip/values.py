@@ -1,7 +1,8 @@
 """Objects between notebook and workers, through a sealed memory file: big arrays and tensors are copied once and never
 pickled, every reader maps the same pages privately, so they arrive writable and no rank sees another's writes.
 
-Layout of the file: magic, length of the pickle, number of buffers, (offset, length) of each, the pickle, the buffers.
+Layout of the file: magic, length of the pickle, number of buffers, (offset, length) of each, the pickle, the buffers. A
+buffer of tensors begins with one block that says which byte of their storage comes first.
 Only processes of one group exchange these files; nothing of a stranger's is ever unpickled.
 """
 
@@ -50,27 +51,43 @@ class Packed:
 
 
 class Storage:
-    """A tensor's memory; tensors that share it share one Storage, so they still share it where they arrive."""
+    """A tensor's memory; tensors that share it share one Storage, so they still share it where they arrive. Only the part
+    that they cover together travels, and that is known when all of them have been pickled."""
 
     def __init__(self, storage: Any) -> None:
         self.storage = storage
+        self.begin, self.end = storage.nbytes(), 0  # nothing yet
+        self.buffer: pickle.PickleBuffer | None = None  # stands for the part in the pickle
+
+    def cover(self, tensor: Any) -> None:
+        if tensor.numel() == 0:
+            return
+        first = tensor.storage_offset()
+        last = first + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+        begin = first * tensor.element_size()
+        self.begin = min(self.begin, begin - begin % ALIGNMENT)  # aligned for every type of element
+        self.end = max(self.end, (last + 1) * tensor.element_size())
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        self.buffer = pickle.PickleBuffer(bytearray())  # and so writable where it arrives
+        return restore_storage, (self.buffer,)
+
+    def chunks(self) -> list[Any]:
         import torch
 
-        if self.storage.nbytes() == 0:
-            return restore_storage, (b"",)
-        flat = torch.empty(0, dtype=torch.uint8).set_(self.storage)
-        memory: Any = flat.numpy()  # a buffer, which NumPy's types say from Python 3.12 on
-        return restore_storage, (pickle.PickleBuffer(memory),)
+        if self.end == 0:
+            return [bytes(ALIGNMENT)]
+        memory: Any = torch.empty(0, dtype=torch.uint8).set_(self.storage).numpy()
+        return [self.begin.to_bytes(ALIGNMENT, "little"), memoryview(memory)[self.begin : self.end]]
 
 
-def restore_storage(buffer: Any) -> Any:
+def restore_storage(buffer: Any) -> tuple[Any, int]:
+    """The storage, and which byte of the one it was made from is its first."""
     import torch
 
-    if len(buffer) == 0:
-        return torch.empty(0, dtype=torch.uint8).untyped_storage()
-    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+    begin, part = int.from_bytes(buffer[:ALIGNMENT], "little"), buffer[ALIGNMENT:]
+    flat = torch.frombuffer(part, dtype=torch.uint8) if len(part) else torch.empty(0, dtype=torch.uint8)
+    return flat.untyped_storage(), begin
 
 
 class Unpacking:
@@ -81,11 +98,14 @@ class Unpacking:
 
 
 def restore_tensor(
-    storage: Any, dtype: Any, offset: int, size: Any, stride: Any, requires_grad: bool, was_cuda: bool
+    part: tuple[Any, int], dtype: Any, offset: int, size: Any, stride: Any, requires_grad: bool, was_cuda: bool
 ) -> Any:
     import torch
 
-    tensor = torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
+    storage, begin = part
+    tensor = torch.empty(0, dtype=dtype)
+    # One without elements may lie outside of the part.
+    tensor = tensor.set_(storage, max(0, offset - begin // tensor.element_size()), size, stride)
     if was_cuda and Unpacking.device and Unpacking.device.startswith("cuda"):
         tensor = tensor.to(Unpacking.device)
     return tensor.requires_grad_() if requires_grad else tensor
@@ -116,7 +136,7 @@ def fill_function(function: Any, state: dict[str, Any]) -> None:
 class Pickler(cloudpickle.Pickler):
     def __init__(self, file: Any, buffers: list[pickle.PickleBuffer]) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffers.append)
-        self._storages: dict[int, Storage] = {}
+        self.storages: dict[int, Storage] = {}  # by address
 
     def reducer_override(self, value: Any) -> Any:
         torch = sys.modules.get("torch")
@@ -136,9 +156,10 @@ class Pickler(cloudpickle.Pickler):
         was_cuda = tensor.device.type == "cuda"
         plain = tensor.detach().cpu() if was_cuda else tensor.detach()
         memory = plain.untyped_storage()
-        holder = self._storages.setdefault(memory.data_ptr() or id(memory), Storage(memory))
+        storage = self.storages.setdefault(memory.data_ptr() or id(memory), Storage(memory))
+        storage.cover(plain)
         arguments = (
-            holder,
+            storage,
             plain.dtype,
             plain.storage_offset(),
             tuple(plain.size()),
@@ -146,11 +167,7 @@ class Pickler(cloudpickle.Pickler):
             tensor.requires_grad,
             was_cuda,
         )
-        return restore_tensor_from, arguments
-
-
-def restore_tensor_from(storage: Any, *rest: Any) -> Any:
-    return restore_tensor(storage, *rest)
+        return restore_tensor, arguments
 
 
 def reduce_function(function: Any) -> Any:
@@ -177,22 +194,27 @@ def pack(value: Any) -> Packed:
     """Raises what pickling raises; `pack_named` says which variable it was."""
     buffers: list[pickle.PickleBuffer] = []
     text = io.BytesIO()
-    Pickler(text, buffers).dump(value)
+    pickler = Pickler(text, buffers)
+    pickler.dump(value)
     body = text.getbuffer()
-    views = [buffer.raw() for buffer in buffers]
-    at = HEAD.size + SPAN.size * len(views) + len(body)
+    of_tensors = {id(storage.buffer): storage for storage in pickler.storages.values()}
+    contents = [of_tensors[id(one)].chunks() if id(one) in of_tensors else [one.raw()] for one in buffers]
+    at = HEAD.size + SPAN.size * len(contents) + len(body)
     spans = []
-    for view in views:
+    for chunks in contents:
         at = -(-at // ALIGNMENT) * ALIGNMENT
-        spans.append((at, view.nbytes))
-        at += view.nbytes
+        length = sum(len(chunk) for chunk in chunks)
+        spans.append((at, length))
+        at += length
     packed = Packed(os.memfd_create("ddip-value", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), at)
     os.ftruncate(packed.fd, at)
-    head = HEAD.pack(MAGIC, len(body), len(views)) + b"".join(SPAN.pack(*span) for span in spans)
+    head = HEAD.pack(MAGIC, len(body), len(contents)) + b"".join(SPAN.pack(*span) for span in spans)
     write_at(packed.fd, head, 0)
     write_at(packed.fd, body, len(head))
-    for (offset, _), view in zip(spans, views, strict=True):
-        write_at(packed.fd, view, offset)
+    for (offset, _), chunks in zip(spans, contents, strict=True):
+        for chunk in chunks:
+            write_at(packed.fd, chunk, offset)
+            offset += len(chunk)
     fcntl.fcntl(packed.fd, F_ADD_SEALS, SEALS)
     return packed
 
