@@ -204,13 +204,24 @@ def test_an_exit_code_is_told(start: Any) -> None:
     assert error.ranks == [1] and "41" in error.lost[1]
 
 
-@pytest.mark.xfail(
-    strict=False, reason="prints wait in the worker's own queue for its control thread and die with the process"
-)
 def test_what_was_printed_before_a_sudden_end_is_among_the_last_lines(start: Any) -> None:
     group = start()
     error = failed(group, "import os\nfor n in range(20000): print('line', n)\nos._exit(41)", ranks=[1])
     assert "line 19999" in error.lost[1]
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "ctypes.string_at(0)"])
+def test_lines_printed_right_before_a_kill_or_a_crash_were_said(start: Any, end: str) -> None:
+    group = start()
+    error = failed(group, f"import os, ctypes\nfor n in range(20): print('line', n)\n{end}", ranks=[1])
+    assert "line 0" in error.lost[1] and "line 19" in error.lost[1]
+
+
+def test_a_forked_child_of_a_cell_ends_without_a_word_of_its_own(start: Any) -> None:
+    """It has the worker's os._exit, but not its control thread."""
+    group = start()
+    code = "import os\npid = os.fork()\nif pid == 0: os._exit(7)\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
+    assert [result.value for result in group.run(code)] == [7, 7]
 
 
 def test_a_cell_on_a_lost_rank_is_refused_with_the_way_out_and_others_run(start: Any) -> None:

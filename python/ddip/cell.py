@@ -62,9 +62,8 @@ class Cell:
         self.notes: list[tuple[int, str]] = []
         self._text: dict[tuple[int, int], list[bytes]] = {}
         self._payloads: dict[int, values.Packed] = {}
-        self._finished = threading.Event()
-        self._news = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self.finished = False
+        self._news: threading.Condition | None = None  # of a cell that a thread of its own follows
         self._lines: list[tuple[int, str]] = []
         self._partial: dict[tuple[int, int], bytes] = {}
         self.lost: BaseException | None = None
@@ -88,9 +87,13 @@ class Cell:
                 if rest:
                     self._lines.append((owner, rest.decode("utf-8", "replace")))
             self._partial.clear()
-            self._finished.set()
-        with self._news:
-            self._news.notify_all()
+            self.finished = True
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._news is not None:
+            with self._news:
+                self._news.notify_all()
 
     def _split_lines(self, rank: int, stream: int, data: bytes) -> None:
         *lines, rest = (self._partial.get((rank, stream), b"") + data).split(b"\n")
@@ -116,19 +119,22 @@ class Cell:
                     if event is not None and show is not None:
                         show(event)
             except Exception as error:
-                self.lost = error
-                self._finished.set()
-                with self._news:
-                    self._news.notify_all()
+                self.lose(error)
 
-        self._thread = threading.Thread(target=run, name=f"ddip cell {self.number}", daemon=True)
-        self._thread.start()
+        self.follow_with(run)
+
+    def follow_with(self, run: Callable[[], None]) -> None:
+        """`run` pumps until the cell is over, on a thread of its own; wait() and lines() then look at what it took."""
+        self._news = threading.Condition()
+        threading.Thread(target=run, name=f"ddip cell {self.number}", daemon=True).start()
+
+    def lose(self, error: BaseException) -> None:
+        """Nothing more will come of it."""
+        self.lost = error
+        self.finished = True
+        self._tell()
 
     # ---- for users
-
-    @property
-    def finished(self) -> bool:
-        return self._finished.is_set()
 
     def done(self) -> bool:
         return self.finished
@@ -153,10 +159,12 @@ class Cell:
             left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
             if left <= 0:
                 return False
-            if self._thread is None:
+            if self._news is None:
                 self.pump(left)
             else:
-                self._finished.wait(left)
+                with self._news:
+                    if not self.finished:
+                        self._news.wait(left)
         return True
 
     def cancel(self) -> dict[str, Any]:
@@ -171,7 +179,7 @@ class Cell:
                 shown += 1
             if self.finished and shown == len(self._lines):
                 return
-            if self._thread is None:
+            if self._news is None:
                 self.pump(0.2)
             else:
                 with self._news:

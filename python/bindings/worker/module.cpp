@@ -71,6 +71,10 @@ void bind_control(py::module_& module) {
       .def("display",
            [](Control& control, uint64_t cell, py::dict bundle) { control.display(cell, from_python(bundle)); })
       .def("note", &Control::note)
+      .def(
+          "say_all",
+          [](Control& control, int milliseconds) { return control.say_all(std::chrono::milliseconds(milliseconds)); },
+          py::call_guard<py::gil_scoped_release>())
       .def("ask",
            [](Control& control, uint64_t cell, const std::string& prompt, bool secret) {
              control.ask(cell, prompt, secret);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from ddip import display
@@ -19,8 +18,7 @@ class ShowInBackground:
         self._screen = screen
 
     def start(self) -> None:
-        self._cell._thread = threading.Thread(target=self._run, name=f"ddip cell {self._cell.number}", daemon=True)
-        self._cell._thread.start()
+        self._cell.follow_with(self._run)
 
     def _run(self) -> None:
         cell, sequence = self._cell, 0
@@ -37,8 +35,7 @@ class ShowInBackground:
                 else:
                     self._renderer.show(event)
         except Exception as error:
-            cell.lost = error
-            cell._finished.set()
+            cell.lose(error)
         self._renderer.finish()
         if cell.lost is not None:
             self._screen.append(2, f"ddip: {cell.lost}\n")

@@ -6,11 +6,13 @@ A thread belongs to the cell whose code started it, also after that cell has end
 from __future__ import annotations
 
 import io
+import os
 import sys
 import threading
-from typing import Any
+from typing import Any, NoReturn
 
 OUT, ERR = 1, 2
+LAST_WORDS_MS = 1000
 
 _of_thread = threading.local()
 
@@ -82,6 +84,20 @@ def install(control: Any) -> None:
     sys.stderr = RankStream(control, ERR, "<stderr>")
     inherit_cell_in_threads()
     ask_the_front_end(control)
+    say_all_before_a_sudden_end(control)
+
+
+def say_all_before_a_sudden_end(control: Any) -> None:
+    """os._exit() leaves no time to anybody; what was printed before it is sent first. Children of ours have no control
+    thread that could."""
+    worker, end = os.getpid(), os._exit
+
+    def say_all_and_end(status: int) -> NoReturn:
+        if os.getpid() == worker:
+            control.say_all(LAST_WORDS_MS)
+        end(status)
+
+    os._exit = say_all_and_end
 
 
 def ask_the_front_end(control: Any) -> None:

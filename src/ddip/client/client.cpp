@@ -1,12 +1,10 @@
 #include "ddip/client/client.h"
 
 #include <fmt/format.h>
-#include <poll.h>
-#include <signal.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <fstream>
+#include <iterator>
 
 #include "ddip/base/error.h"
 #include "ddip/net/blocking.h"
@@ -31,51 +29,67 @@ std::vector<uint8_t> read_key(const GroupFolder& folder) {
 }  // namespace
 
 Client::Client(const GroupFolder& folder, const std::string& name, Milliseconds patience)
-    : socket_(net::connect_to(folder.socket())) {
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are the caller's threads'
-  reader_ = std::thread([this] { read_all(); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  try {
-    welcome_ =
-        request(Type::hello, {{"role", "client"}, {"client", name}, {"key", json::binary(read_key(folder))}}, patience);
-  } catch (...) {
-    ::shutdown(socket_.get(), SHUT_RDWR);
-    reader_.join();
-    throw;
+    : socket_(net::connect_to(folder.socket())), reader_(socket_.get()) {
+  welcome_ =
+      request(Type::hello, {{"role", "client"}, {"client", name}, {"key", json::binary(read_key(folder))}}, patience);
+}
+
+template <typename Ready>
+Client::Waited Client::wait(std::unique_lock<std::mutex>& lock, Time deadline, Ready ready) {
+  for (;;) {
+    if (deliver()) changed_.notify_all();
+    if (ready() || !lost_.empty()) return Waited::yes;
+    if (std::chrono::steady_clock::now() >= deadline) return Waited::time_over;
+    if (reading_ || !undelivered_.empty())
+      changed_.wait_until(lock, deadline);
+    else if (!read(lock, deadline))
+      return std::chrono::steady_clock::now() >= deadline ? Waited::time_over : Waited::signal;
   }
 }
 
-Client::~Client() {
-  {
-    std::lock_guard lock(mutex_);
-    closing_ = true;
-    changed_.notify_all();
-  }
-  ::shutdown(socket_.get(), SHUT_RDWR);
-  reader_.join();
-}
-
-void Client::read_all() {
-  net::BlockingReader reader(socket_.get());
+// False: the time is over, or a signal came.
+bool Client::read(std::unique_lock<std::mutex>& lock, Time deadline) {
+  reading_ = true;
+  lock.unlock();
+  bool some = false;
+  std::vector<Message> messages;
+  std::string lost;
   try {
-    for (;;) {
-      for (net::Parcel& parcel : reader.read_available()) {
-        Message message = wire::decode(parcel.body);
-        message.descriptors = std::move(parcel.descriptors);
-        on_message(std::move(message));
+    some = reader_.wait(std::max(std::chrono::nanoseconds(0), deadline - std::chrono::steady_clock::now()));
+    if (some) {
+      for (net::Parcel& parcel : reader_.read_available()) {
+        messages.push_back(wire::decode(parcel.body));
+        messages.back().descriptors = std::move(parcel.descriptors);
       }
     }
   } catch (const std::exception& error) {
-    std::lock_guard lock(mutex_);
-    lost_ = error.what();
-    changed_.notify_all();
+    lost = error.what();
   }
+  lock.lock();
+  reading_ = false;
+  std::move(messages.begin(), messages.end(), std::back_inserter(undelivered_));
+  if (!lost.empty()) lost_ = lost;
+  changed_.notify_all();  // somebody else may have to read from here on
+  return some || !lost.empty();
 }
 
-void Client::on_message(Message message) {
-  std::unique_lock lock(mutex_);
+// Whether something was delivered.
+bool Client::deliver() {
+  bool some = false;
+  try {
+    while (!undelivered_.empty() && deliver(undelivered_.front())) {
+      undelivered_.pop_front();
+      some = true;
+    }
+  } catch (const std::exception& error) {
+    undelivered_.clear();
+    lost_ = error.what();
+  }
+  return some;
+}
+
+// False: its queue is full, and may not lose anything.
+bool Client::deliver(Message& message) {
   switch (message.type) {
     case Type::accepted: {
       uint64_t cell = message.body.at("cell").get<uint64_t>();
@@ -89,11 +103,15 @@ void Client::on_message(Message message) {
     case Type::caught_up: {
       auto waiting = answers_.find(message.id);
       if (waiting != answers_.end()) waiting->second = std::move(message);
-      changed_.notify_all();
-      return;
+      return true;
     }
     default: break;
   }
+  auto queue = queues_.find(message.id);
+  // Otherwise it is the rest of a cell that was forgotten.
+  if (queue == queues_.end() && watching_) queue = queues_.try_emplace(0).first;
+  if (queue == queues_.end()) return true;
+  if (queue->second.keep_all && queue->second.bytes >= kQueueBytes) return false;
   CellEvent event;
   event.type = message.type;
   event.cell = message.id;
@@ -108,26 +126,14 @@ void Client::on_message(Message message) {
   } else {
     event.body = std::move(message.body);
   }
-  auto own = queues_.find(event.cell);
-  if (own != queues_.end()) return put(lock, own->second, std::move(event));
-  if (watching_) put(lock, queues_[0], std::move(event));  // otherwise: the rest of a cell that was forgotten
+  put(queue->second, std::move(event));
+  return true;
 }
 
-void Client::put(std::unique_lock<std::mutex>& lock, Queue& queue, CellEvent event) {
-  if (queue.keep_all) {
-    // map nodes do not move, but forget() may erase this one while we wait: look it up again by cell.
-    uint64_t cell = event.cell;
-    changed_.wait(lock, [&] { return closing_ || !queues_.contains(cell) || queues_.at(cell).bytes < kQueueBytes; });
-    if (closing_ || !queues_.contains(cell)) return;
-    Queue& same = queues_.at(cell);
-    same.bytes += event.bytes.size();
-    same.events.push_back(std::move(event));
-    changed_.notify_all();
-    return;
-  }
+void Client::put(Queue& queue, CellEvent event) {
   queue.bytes += event.bytes.size();
   queue.events.push_back(std::move(event));
-  while (queue.bytes > kQueueBytes) {
+  while (!queue.keep_all && queue.bytes > kQueueBytes) {
     auto oldest = std::find_if(queue.events.begin(), queue.events.end(),
                                [](const CellEvent& entry) { return entry.kind == RecordKind::output; });
     if (oldest == queue.events.end()) break;
@@ -135,18 +141,19 @@ void Client::put(std::unique_lock<std::mutex>& lock, Queue& queue, CellEvent eve
     queue.bytes -= oldest->bytes.size();
     queue.events.erase(oldest);
   }
-  changed_.notify_all();
 }
 
 Message Client::await(uint64_t number, Milliseconds patience, std::unique_lock<std::mutex>& lock) {
-  bool done = changed_.wait_for(lock, patience, [&] { return answers_.at(number).has_value() || !lost_.empty(); });
+  auto deadline = std::chrono::steady_clock::now() + patience;
+  while (wait(lock, deadline, [&] { return answers_.at(number).has_value(); }) == Waited::signal) {
+  }
   std::optional<Message> answer = std::move(answers_.at(number));
   answers_.erase(number);
   if (answer) {
     if (answer->type == Type::refused) throw ConfigError(answer->body.value("why", "refused"));
     return std::move(*answer);
   }
-  if (!done) throw TimedOut(fmt::format("the group did not answer in {} ms", patience.count()));
+  if (lost_.empty()) throw TimedOut(fmt::format("the group did not answer in {} ms", patience.count()));
   throw PeerLost("the group is gone: " + lost_);
 }
 
@@ -189,7 +196,7 @@ std::optional<CellEvent> Client::next(uint64_t cell, Milliseconds patience) {
     auto queue = queues_.find(cell);
     return queue != queues_.end() && !queue->second.events.empty();
   };
-  if (!changed_.wait_for(lock, patience, [&] { return has_some() || !lost_.empty(); })) return std::nullopt;
+  if (wait(lock, std::chrono::steady_clock::now() + patience, has_some) != Waited::yes) return std::nullopt;
   if (!has_some()) throw PeerLost("the group is gone: " + lost_);
   Queue& queue = queues_.at(cell);
   if (queue.elided_lines > 0) {
@@ -203,14 +210,14 @@ std::optional<CellEvent> Client::next(uint64_t cell, Milliseconds patience) {
   CellEvent event = std::move(queue.events.front());
   queue.events.pop_front();
   queue.bytes -= event.bytes.size();
-  changed_.notify_all();
+  if (deliver()) changed_.notify_all();  // what waited for this place
   return event;
 }
 
 void Client::forget(uint64_t cell) {
   std::lock_guard lock(mutex_);
   queues_.erase(cell);
-  changed_.notify_all();
+  if (deliver()) changed_.notify_all();
 }
 
 }  // namespace ddip::client

@@ -1,4 +1,5 @@
-// The only door to a group, for notebook, command line and C++ programs. Thread-safe; one thread of its own reads.
+// The only door to a group, for notebook, command line and C++ programs. Thread-safe, without a thread of its own: one
+// of those who wait reads for all of them, so that an answer wakes nobody but the one it is for.
 #pragma once
 
 #include <chrono>
@@ -9,9 +10,9 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 
 #include "ddip/client/group_folder.h"
+#include "ddip/net/blocking.h"
 #include "ddip/wire/message.h"
 
 namespace ddip::client {
@@ -44,7 +45,6 @@ class Client {
  public:
   // Connects and shakes hands. `name` is this client's, for acknowledgements. Throws PeerLost, TimedOut.
   Client(const GroupFolder& folder, const std::string& name, Milliseconds patience = Milliseconds(5000));
-  ~Client();
 
   // What the coordinator said of the group when we came.
   const json& welcome() const { return welcome_; }
@@ -57,8 +57,8 @@ class Client {
   // are never dropped: if nobody takes them, nothing more is read. Otherwise old output gives way to a gap.
   Accepted execute(json body, const std::vector<int>& descriptors, Milliseconds patience, bool keep_all);
 
-  // The next event of this cell (0: of cells that others asked for, after `watch`). Nothing: not yet. Throws PeerLost
-  // when the group is gone.
+  // The next event of this cell (0: of cells that others asked for, after `watch`). Nothing: not yet, the time is over
+  // or a signal came. Throws PeerLost when the group is gone.
   std::optional<CellEvent> next(uint64_t cell, Milliseconds patience);
 
   // Nobody will ask for this cell's events any more.
@@ -72,24 +72,32 @@ class Client {
     bool keep_all = false;
   };
 
-  void read_all();
-  void on_message(wire::Message message);
-  void put(std::unique_lock<std::mutex>& lock, Queue& queue, CellEvent event);
+  using Time = std::chrono::steady_clock::time_point;
+
+  enum class Waited { yes, time_over, signal };
+  // Until `ready` holds or the connection is lost; reads if nobody else does.
+  template <typename Ready>
+  Waited wait(std::unique_lock<std::mutex>& lock, Time deadline, Ready ready);
+  bool read(std::unique_lock<std::mutex>& lock, Time deadline);
+  bool deliver();
+  bool deliver(wire::Message& message);
+  void put(Queue& queue, CellEvent event);
   wire::Message await(uint64_t number, Milliseconds patience, std::unique_lock<std::mutex>& lock);
 
   Fd socket_;
+  net::BlockingReader reader_;  // of whoever set reading_
   json welcome_;
   std::mutex send_mutex_;
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
+  bool reading_ = false;                   // somebody reads
+  std::deque<wire::Message> undelivered_;  // the first is for a full queue: nothing more is read until it has a place
   uint64_t last_request_ = 0;
   std::map<uint64_t, bool> keep_all_;                         // by request, until it is accepted
   std::map<uint64_t, std::optional<wire::Message>> answers_;  // by request
   std::map<uint64_t, Queue> queues_;                          // by cell
   std::string lost_;                                          // why the connection ended; empty while it lives
   bool watching_ = false;
-  bool closing_ = false;
-  std::thread reader_;
 };
 
 }  // namespace ddip::client

@@ -290,7 +290,7 @@ TEST_F(ClientTest, forgotten_cell_does_not_hold_up_the_others) {
   EXPECT_FALSE(client->next(cell, 1ms));
 }
 
-TEST_F(ClientTest, goes_at_once_though_its_reader_waits_for_somebody_to_take_events) {
+TEST_F(ClientTest, goes_at_once_though_nobody_took_its_events) {
   open([block = std::string(1000000, 'f')](FakeCoordinator& self, const Message& message) {
     self.say(Type::accepted, message.id, {{"cell", 1}, {"behind", json::array()}});
     for (int number = 0; number < 12; ++number) self.record(1, RecordKind::output, block, 1);
@@ -315,6 +315,28 @@ TEST_F(ClientTest, what_came_before_the_end_is_given_before_the_end_is_told) {
   EXPECT_THROW(client->execute({{"ranks", json::array()}}, {}, 5s, true), PeerLost);
 }
 
+TEST_F(ClientTest, whoever_reads_reads_for_the_others_and_hands_over_when_it_goes) {
+  std::atomic<int> asked = 0;
+  open([&](FakeCoordinator& self, const Message& message) {
+    if (message.type == Type::execute)
+      return self.say(Type::accepted, message.id, {{"cell", 1}, {"behind", json::array()}});
+    ++asked;
+    if (message.type == Type::why) return;  // never answered: the one who asks reads meanwhile
+    for (uint64_t number = 1; number <= 200; ++number) self.record(1, RecordKind::output, "x", number);
+    self.say(Type::answer, message.id);
+  });
+  execute(true);
+  std::thread reads([&] { EXPECT_THROW(client->request(Type::why, json::object(), 300ms), TimedOut); });
+  std::thread takes([&] {
+    for (uint64_t number = 1; number <= 400; ++number) EXPECT_EQ(next(1).sequence, (number - 1) % 200 + 1);
+  });
+  while (asked < 1) std::this_thread::yield();
+  client->request(Type::info, json::object(), 5s);
+  reads.join();
+  client->request(Type::info, json::object(), 5s);
+  takes.join();
+}
+
 TEST_F(ClientTest, waiting_request_ends_when_the_group_does) {
   open([](FakeCoordinator& self, const Message&) { self.close(); });
   auto begun = std::chrono::steady_clock::now();
@@ -323,7 +345,7 @@ TEST_F(ClientTest, waiting_request_ends_when_the_group_does) {
 }
 
 TEST_F(ClientTest, garbage_from_the_group_is_its_end) {
-  open([](FakeCoordinator& self, const Message&) { self.say(Type::record, 1, {{"kind", "not a number"}}); });
+  open([](FakeCoordinator& self, const Message&) { self.say(Type::accepted, 1, {{"cell", "not a number"}}); });
   EXPECT_THROW(client->request(Type::info, json::object(), 5s), PeerLost);
 }
 

@@ -87,12 +87,13 @@ void Cells::execute(Session& session, Message message) {
   // are read on a later turn.
   events_.to_agent(std::move(message));
   // `behind` also tells the client about ranks that are stuck, so that a cell never queues in silence.
-  session.channel->send({Type::accepted,
-                         wire::kNoRank,
-                         members_.epoch(),
-                         client_number,
-                         {{"cell", request.cell}, {"behind", std::move(behind)}},
-                         {}});
+  // A small cell's end travels with it, so that its client wakes once.
+  session.channel->send_soon({Type::accepted,
+                              wire::kNoRank,
+                              members_.epoch(),
+                              client_number,
+                              {{"cell", request.cell}, {"behind", std::move(behind)}},
+                              {}});
   if (request.silent) return;
   ++count_;
   records_.add({RecordKind::cell_started, request.cell}, as_text(about));

@@ -229,13 +229,22 @@ struct Coordinator::Core {
   }
 
   // Something happened; the idle clock starts anew. Idle = no cell open and no client connected.
+  // The timer is not set anew for each message, which would cost more than the message: it looks when it is over.
   void touch() {
-    idle_timer.cancel();
-    if (options.idle <= 0 || !was_ready) return;
-    idle_timer = loop.after(std::chrono::nanoseconds(static_cast<int64_t>(options.idle * 1e9)), [this] {
-      if (!cells.any_open() && door.sessions().empty())
-        return stop(fmt::format("nobody used it for {} s (--idle)", options.idle));
-      touch();
+    last_touched = std::chrono::steady_clock::now();
+    if (options.idle > 0 && was_ready && !idle_timer) look_again_in(idle_time());
+  }
+
+  std::chrono::nanoseconds idle_time() const {
+    return std::chrono::nanoseconds(static_cast<int64_t>(options.idle * 1e9));
+  }
+
+  void look_again_in(std::chrono::nanoseconds pause) {
+    idle_timer = loop.after(pause, [this] {
+      if (cells.any_open() || !door.sessions().empty()) touch();
+      auto left = last_touched + idle_time() - std::chrono::steady_clock::now();
+      if (left > std::chrono::nanoseconds(0)) return look_again_in(left);
+      stop(fmt::format("nobody used it for {} s (--idle)", options.idle));
     });
   }
 
@@ -265,6 +274,7 @@ struct Coordinator::Core {
   Fd owner_pidfd;
   net::Loop::Handle owner_died;
   net::Loop::Handle idle_timer;
+  std::chrono::steady_clock::time_point last_touched;
 };
 
 Coordinator::Coordinator(net::Loop& loop, Options options, Events events)

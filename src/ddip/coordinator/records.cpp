@@ -31,16 +31,21 @@ bool interested(const Following& following, uint64_t cell, RecordKind kind) {
 
 // 0 as sequence: not in the journal.
 void send(Session& session, const Records::About& about, uint64_t sequence, int64_t time_us, std::string_view body) {
-  session.channel->send({wire::Type::record,
-                         about.rank,
-                         0,
-                         about.cell,
-                         {{"sequence", sequence},
-                          {"time_us", time_us},
-                          {"kind", static_cast<int>(about.kind)},
-                          {"stream", about.stream},
-                          {"body", json::binary(std::vector<uint8_t>(body.begin(), body.end()))}},
-                         {}});
+  wire::Message record{wire::Type::record,
+                       about.rank,
+                       0,
+                       about.cell,
+                       {{"sequence", sequence},
+                        {"time_us", time_us},
+                        {"kind", static_cast<int>(about.kind)},
+                        {"stream", about.stream},
+                        {"body", json::binary(std::vector<uint8_t>(body.begin(), body.end()))}},
+                       {}};
+  // One rank's end is seldom the last word: most often the other ranks' follow at once, and then the cell's.
+  if (about.kind == RecordKind::rank_done)
+    session.channel->send_soon(record);
+  else
+    session.channel->send(record);
 }
 
 }  // namespace

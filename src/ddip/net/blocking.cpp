@@ -28,6 +28,13 @@ void send_blocking(int socket, std::string_view body, const std::vector<int>& de
   }
 }
 
+bool BlockingReader::wait(std::chrono::nanoseconds patience) const {
+  auto seconds = std::chrono::duration_cast<std::chrono::seconds>(patience);
+  timespec time{seconds.count(), (patience - seconds).count()};
+  pollfd event{socket_, POLLIN, 0};
+  return ::ppoll(&event, 1, &time, nullptr) > 0;
+}
+
 std::vector<Parcel> BlockingReader::read_available() {
   ssize_t count;
   do count = receive(socket_, scratch_, received_, 0);

@@ -1,6 +1,7 @@
 // Frames over a unix socket for a thread that has nothing else to do than wait for them.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <string>
 #include <string_view>
@@ -17,6 +18,9 @@ void send_blocking(int socket, std::string_view body, const std::vector<int>& de
 class BlockingReader {
  public:
   explicit BlockingReader(int socket) : socket_(socket), reader_(kBodyCap), scratch_(256u << 10, '\0') {}
+
+  // Whether there is something to read; false when the time is over or a signal came.
+  bool wait(std::chrono::nanoseconds patience) const;
 
   // Waits for at least some bytes; gives the frames that are whole by then (perhaps none). Throws PeerLost at the
   // end of the stream, ProtocolError at a bad frame.

@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
+#include <utility>
 
 #include "ddip/base/error.h"
 #include "ddip/net/transfer.h"
@@ -17,7 +19,9 @@ constexpr size_t kReadBytes = 256u << 10;
 // A loop that reads one peer for ever starves the others.
 constexpr int kReadsPerTurn = 8;
 constexpr size_t kDrainedBelow = 1u << 20;
+constexpr auto kCompanyWait = std::chrono::microseconds(500);
 
+// A frame that was not wholly sent yet.
 struct Outgoing {
   std::string bytes;
   size_t sent = 0;
@@ -28,7 +32,7 @@ struct Outgoing {
 
 struct Connection::Core : std::enable_shared_from_this<Connection::Core> {
   Core(Loop& loop, Fd socket, uint32_t body_cap, Events events)
-      : loop(loop), socket(std::move(socket)), reader(body_cap), events(std::move(events)) {}
+      : loop(loop), reader(body_cap), events(std::move(events)), socket(std::move(socket)) {}
 
   void start() {
     int flags = ::fcntl(socket.get(), F_GETFL);
@@ -78,25 +82,11 @@ struct Connection::Core : std::enable_shared_from_this<Connection::Core> {
     }
   }
 
+  // Loop's thread.
   void write_some() {
-    while (!closed && !queue.empty()) {
-      Outgoing& first = queue.front();
-      std::vector<int> to_pass;  // they travel with the first byte of their frame
-      for (const Fd& fd : first.descriptors) to_pass.push_back(fd.get());
-      ssize_t count = transmit(socket.get(), std::string_view(first.bytes).substr(first.sent), to_pass, MSG_DONTWAIT);
-      if (count < 0) {
-        if (errno == EINTR) continue;
-        if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ETOOMANYREFS) break;
-        close(errno == EPIPE || errno == ECONNRESET ? "closed by peer" : std::strerror(errno));
-        return;
-      }
-      first.descriptors.clear();
-      first.sent += static_cast<size_t>(count);
-      queued -= static_cast<size_t>(count);
-      if (first.sent < first.bytes.size()) continue;
-      queue.pop_front();
-    }
+    std::lock_guard lock(mutex);
     if (closed) return;
+    transmit_queue();
     if (queue.empty()) {
       writable.cancel();
     } else if (!writable) {
@@ -104,6 +94,28 @@ struct Connection::Core : std::enable_shared_from_this<Connection::Core> {
       writable = loop.when_writable(socket.get(), [weak] {
         if (auto self = weak.lock()) self->write_some();
       });
+    }
+  }
+
+  // Under the lock. As much as the socket takes now.
+  void transmit_queue() {
+    while (!queue.empty()) {
+      Outgoing& first = queue.front();
+      std::vector<int> to_pass;  // they travel with the first byte of their frame
+      for (const Fd& fd : first.descriptors) to_pass.push_back(fd.get());
+      ssize_t count = transmit(socket.get(), std::string_view(first.bytes).substr(first.sent), to_pass, MSG_DONTWAIT);
+      if (count < 0) {
+        if (errno == EINTR) continue;
+        if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ETOOMANYREFS) break;
+        std::string reason = errno == EPIPE || errno == ECONNRESET ? "closed by peer" : std::strerror(errno);
+        loop.post([self = shared_from_this(), reason] { self->close(reason); });
+        return;
+      }
+      first.descriptors.clear();
+      first.sent += static_cast<size_t>(count);
+      queued -= static_cast<size_t>(count);
+      if (first.sent < first.bytes.size()) continue;
+      queue.pop_front();
     }
     if (was_full && queued < kDrainedBelow) {
       was_full = false;
@@ -116,14 +128,51 @@ struct Connection::Core : std::enable_shared_from_this<Connection::Core> {
     }
   }
 
+  // Any thread.
+  void send(Outgoing outgoing) {
+    std::lock_guard lock(mutex);
+    if (closed) return;
+    if (!unhurried.empty()) {
+      outgoing.bytes.insert(0, unhurried);
+      unhurried.clear();
+    }
+    enqueue(std::move(outgoing));
+  }
+
+  // Under the lock.
+  void enqueue(Outgoing outgoing) {
+    queued += outgoing.bytes.size();
+    if (queued > kDrainedBelow) was_full = true;
+    queue.push_back(std::move(outgoing));
+    if (queue.size() > 1) return;
+    transmit_queue();
+    if (queue.empty()) return;
+    // The loop's thread sends the rest when there is room.
+    loop.post([weak = weak_from_this()] {
+      if (auto self = weak.lock()) self->write_some();
+    });
+  }
+
+  // Loop's thread. The timer is left to run when company came earlier: it then finds nothing, or sends what was added
+  // since a little early.
+  void send_soon(const std::string& frame) {
+    std::lock_guard lock(mutex);
+    if (closed) return;
+    unhurried += frame;
+    if (std::exchange(company_timer_runs, true)) return;
+    company_timer = loop.after(kCompanyWait, [weak = weak_from_this()] {
+      auto self = weak.lock();
+      if (!self) return;
+      std::lock_guard lock(self->mutex);
+      self->company_timer_runs = false;
+      if (!self->closed && !self->unhurried.empty()) self->enqueue({std::exchange(self->unhurried, {}), 0, {}});
+    });
+  }
+
+  // Loop's thread.
   void close(const std::string& reason) {
     if (closed) return;
-    closed = true;
-    readable.cancel();
-    writable.cancel();
-    socket.reset();
-    queue.clear();
-    queued = 0;
+    forget_socket();
     // Told on a later turn: the one who closed may still be in the middle of something.
     loop.post([self = shared_from_this(), reason] {
       if (!self->abandoned && self->events.on_closed) {
@@ -134,19 +183,36 @@ struct Connection::Core : std::enable_shared_from_this<Connection::Core> {
     });
   }
 
+  void forget_socket() {
+    std::lock_guard lock(mutex);
+    closed = true;
+    readable.cancel();
+    writable.cancel();
+    company_timer.cancel();
+    socket.reset();
+    queue.clear();
+    unhurried.clear();
+    queued = 0;
+  }
+
   Loop& loop;
-  Fd socket;
   FrameReader reader;
   Events events;
   Loop::Handle readable;
   Loop::Handle writable;
+  Loop::Handle company_timer;
+  bool company_timer_runs = false;
   std::string scratch;
   std::deque<Fd> received;
+  bool abandoned = false;  // the owner is gone: nobody is told anything any more
+
+  mutable std::mutex mutex;  // guards all below; those that only the loop's thread changes it reads without
+  Fd socket;                 // changed by the loop's thread only
+  bool closed = false;       // likewise
   std::deque<Outgoing> queue;
   size_t queued = 0;
   bool was_full = false;
-  bool closed = false;
-  bool abandoned = false;  // the owner is gone: nobody is told anything any more
+  std::string unhurried;  // frames that wait for company
 };
 
 Connection::Connection(Loop& loop, Fd socket, uint32_t body_cap, Events events)
@@ -155,17 +221,13 @@ Connection::Connection(Loop& loop, Fd socket, uint32_t body_cap, Events events)
 }
 
 Connection::~Connection() {
-  core_->closed = true;
   core_->abandoned = true;
-  core_->readable.cancel();
-  core_->writable.cancel();
-  core_->socket.reset();
+  core_->forget_socket();
   // One of the callbacks may be running right now, so what they captured is freed only on a later turn.
   core_->loop.post([core = core_] { core->events = {}; });
 }
 
 void Connection::send(std::string_view body, const std::vector<int>& descriptors) {
-  if (core_->closed) return;
   Outgoing outgoing;
   outgoing.bytes = encode_frame(body, descriptors.size());
   for (int fd : descriptors) {
@@ -173,13 +235,16 @@ void Connection::send(std::string_view body, const std::vector<int>& descriptors
     if (!copy) throw_errno("dup descriptor to send");
     outgoing.descriptors.push_back(std::move(copy));
   }
-  core_->queued += outgoing.bytes.size();
-  if (core_->queued > kDrainedBelow) core_->was_full = true;
-  core_->queue.push_back(std::move(outgoing));
-  if (core_->queue.size() == 1) core_->write_some();
+  core_->send(std::move(outgoing));
 }
 
-size_t Connection::queued_bytes() const { return core_->queued; }
+void Connection::send_soon(std::string_view body) { core_->send_soon(encode_frame(body, 0)); }
+
+size_t Connection::queued_bytes() const {
+  std::lock_guard lock(core_->mutex);
+  return core_->queued + core_->unhurried.size();
+}
+
 void Connection::raise_cap(uint32_t body_cap) { core_->reader.raise_cap(body_cap); }
 void Connection::close(const std::string& reason) { core_->close(reason); }
 bool Connection::open() const { return !core_->closed; }

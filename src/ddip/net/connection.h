@@ -32,8 +32,13 @@ class Connection {
   Connection(Loop& loop, Fd socket, uint32_t body_cap, Events events);
   ~Connection();
 
-  // Queues a frame; the descriptors are duplicated now, the caller keeps theirs. After close it does nothing.
+  // Sends a frame, or queues what the socket does not take now; the descriptors are duplicated now, the caller keeps
+  // theirs. After close it does nothing. This and queued_bytes() may be called from any thread; the rest is for the
+  // loop's.
   void send(std::string_view body, const std::vector<int>& descriptors = {});
+
+  // Sends a frame together with the next one, at the latest in half a millisecond: the peer is woken once for both.
+  void send_soon(std::string_view body);
 
   // Bytes that the peer has not taken yet: senders that can wait or drop look at it.
   size_t queued_bytes() const;

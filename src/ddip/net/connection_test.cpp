@@ -1,5 +1,6 @@
 #include "ddip/net/connection.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -82,6 +83,70 @@ TEST_F(ConnectionTest, frames_go_both_ways) {
   EXPECT_TRUE(run_until(loop, [this] { return bodies.size() == 1; }));
   EXPECT_EQ(bodies[0], "to me");
   EXPECT_TRUE(connection->open());
+}
+
+TEST_F(ConnectionTest, frame_that_can_wait_goes_before_the_next_and_with_it) {
+  connection->send_soon("first");
+  EXPECT_EQ(read_peer(), 0u);
+  EXPECT_GT(connection->queued_bytes(), 0u);
+  connection->send("second");
+  BlockingReader reader(peer.get());
+  std::vector<Parcel> parcels = reader.read_available();
+  ASSERT_EQ(parcels.size(), 2u) << "one wake-up for both";
+  EXPECT_EQ(parcels[0].body, "first");
+  EXPECT_EQ(parcels[1].body, "second");
+  EXPECT_EQ(connection->queued_bytes(), 0u);
+}
+
+TEST_F(ConnectionTest, frame_that_can_wait_does_not_wait_for_ever) {
+  connection->send_soon("alone");
+  EXPECT_TRUE(run_until(loop, [this] { return connection->queued_bytes() == 0; }));
+  BlockingReader reader(peer.get());
+  EXPECT_EQ(reader.read_available().at(0).body, "alone");
+  connection->send_soon("again");
+  EXPECT_TRUE(run_until(loop, [this] { return connection->queued_bytes() == 0; }));
+  EXPECT_EQ(reader.read_available().at(0).body, "again");
+}
+
+TEST_F(ConnectionTest, descriptors_of_a_frame_stay_with_it_though_others_go_before) {
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  Fd one(ends[0]), two(ends[1]);
+  connection->send_soon("without");
+  connection->send("with", {one.get(), two.get()});
+  BlockingReader reader(peer.get());
+  std::vector<Parcel> parcels = reader.read_available();
+  ASSERT_EQ(parcels.size(), 2u);
+  EXPECT_EQ(parcels[0].descriptors.size(), 0u);
+  EXPECT_EQ(parcels[1].descriptors.size(), 2u);
+}
+
+TEST_F(ConnectionTest, threads_send_whole_frames_in_their_own_order) {
+  constexpr int kThreads = 4, kFrames = 2000;
+  std::vector<std::thread> threads;
+  std::atomic<int> running = kThreads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      for (int number = 0; number < kFrames; ++number)
+        connection->send(std::to_string(thread) + ":" + std::to_string(number) + std::string(300, '.'));
+      --running;
+    });
+  }
+  std::vector<int> next(kThreads, 0);
+  std::thread taker([&] {
+    BlockingReader reader(peer.get());
+    for (int left = kThreads * kFrames; left > 0;) {
+      for (Parcel& parcel : reader.read_available()) {
+        size_t thread = static_cast<size_t>(parcel.body.at(0) - '0');
+        EXPECT_EQ(std::atoi(parcel.body.c_str() + 2), next.at(thread)++);
+        --left;
+      }
+    }
+  });
+  EXPECT_TRUE(run_until(loop, [&] { return running == 0 && connection->queued_bytes() == 0; }));
+  for (std::thread& thread : threads) thread.join();
+  taker.join();
+  EXPECT_EQ(next, std::vector<int>(kThreads, kFrames));
 }
 
 TEST_F(ConnectionTest, end_comes_once_and_after_everything_that_was_sent) {

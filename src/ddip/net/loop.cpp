@@ -81,6 +81,11 @@ void Loop::run() {
   core_->io.run();
 }
 
+void Loop::run_until(std::chrono::steady_clock::time_point deadline, const std::function<bool()>& done) {
+  core_->io.restart();
+  while (!done() && std::chrono::steady_clock::now() < deadline) core_->io.run_one_until(deadline);
+}
+
 void Loop::post(Task task) { asio::post(core_->io, std::move(task)); }
 
 void Loop::stop() { core_->io.stop(); }

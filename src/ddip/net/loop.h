@@ -1,5 +1,5 @@
-// One thread that owns its state: timers, readable descriptors and messages from other threads, over Boost.Asio
-// (which stays inside the .cpp).
+// One thread at a time that owns its state: timers, readable descriptors and messages from other threads, over
+// Boost.Asio (which stays inside the .cpp).
 #pragma once
 
 #include <chrono>
@@ -35,6 +35,9 @@ class Loop {
 
   // Runs tasks until stop(). Only one thread may be inside.
   void run();
+
+  // Likewise until `done`, which is asked after each task, or the deadline.
+  void run_until(std::chrono::steady_clock::time_point deadline, const std::function<bool()>& done);
 
   // The only two calls that other threads may make.
   void post(Task task);

@@ -29,6 +29,9 @@ class Channel {
   // The message's descriptors are duplicated; it stays the caller's.
   void send(const Message& message) { send_encoded(encode(message), message.descriptors); }
 
+  // With the next message, at the latest in half a millisecond.
+  void send_soon(const Message& message) { connection_.send_soon(encode(message)); }
+
   // For a message that goes to many: encode it once.
   void send_encoded(const std::string& bytes, const std::vector<Fd>& descriptors) {
     std::vector<int> numbers;

@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <utility>
 
 #include "ddip/base/error.h"
 #include "ddip/worker/crash.h"
@@ -26,6 +27,7 @@ struct Capture::Pipe {
   Fd read_end;
   Fd write_end;  // kept only by the pair between cells, which is put back in place again and again
   bool ended = false;
+  bool watched = false;
   net::Loop::Handle readable;  // touched by the loop's thread only
   net::Loop::Handle paused;    // likewise
 };
@@ -35,9 +37,8 @@ Capture::Capture(net::Loop& loop, Sink sink, Full full)
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   std::setvbuf(stderr, nullptr, _IOLBF, 0);
   std::lock_guard lock(mutex_);
-  for (Stream stream : {Stream::out, Stream::err}) {
-    watch({make_pipe(0, stream, static_cast<int>(stream))});
-  }
+  for (Stream stream : {Stream::out, Stream::err}) make_pipe(0, stream, static_cast<int>(stream));
+  loop_.post([this] { watch_current(); });
 }
 
 Capture::~Capture() = default;
@@ -57,29 +58,35 @@ std::shared_ptr<Capture::Pipe> Capture::make_pipe(uint64_t cell, Stream stream, 
   return pipe;
 }
 
-// The pipe is owned by pipes_ alone: its own watch must not keep it, or neither would ever go.
-// All in one message to the loop's thread: it is woken once per cell.
-void Capture::watch(std::vector<std::weak_ptr<Pipe>> pipes) {
-  loop_.post([this, pipes = std::move(pipes)] {
-    for (const std::weak_ptr<Pipe>& weak : pipes) {
-      auto known = weak.lock();
-      if (!known) continue;
-      try {
-        known->readable = loop_.when_readable(known->read_end.get(), [this, weak] {
-          if (auto pipe = weak.lock()) on_readable(pipe);
-        });
-      } catch (const std::exception&) {
-        // The user's code holds every descriptor. The pipe is read all the same whenever Python writes, and at the end.
-      }
-    }
-  });
+void Capture::watch_current() {
+  std::lock_guard lock(mutex_);
+  for (Stream stream : {Stream::out, Stream::err}) {
+    if (auto pipe = pipes_.find({current_, stream}); pipe != pipes_.end()) watch(pipe->second);
+  }
+}
+
+// Loop's thread, under the lock. The pipe is owned by pipes_ alone: its own watch must not keep it, or neither would
+// ever go.
+void Capture::watch(const std::shared_ptr<Pipe>& pipe) {
+  if (std::exchange(pipe->watched, true)) return;
+  try {
+    pipe->readable = loop_.when_readable(pipe->read_end.get(), [this, weak = std::weak_ptr<Pipe>(pipe)] {
+      if (auto known = weak.lock()) on_readable(known);
+    });
+  } catch (const std::exception&) {
+    // The user's code holds every descriptor. The pipe is read all the same whenever Python writes, and at the end.
+  }
 }
 
 void Capture::on_readable(const std::shared_ptr<Pipe>& pipe) {
   if (full_ && full_()) {
     pipe->readable.cancel();
     pipe->paused = loop_.after(kPause, [this, weak = std::weak_ptr<Pipe>(pipe)] {
-      if (auto known = weak.lock()) watch({known});
+      auto known = weak.lock();
+      if (!known) return;
+      std::lock_guard lock(mutex_);
+      known->watched = false;
+      watch(known);
     });
     return;
   }
@@ -91,16 +98,38 @@ void Capture::on_readable(const std::shared_ptr<Pipe>& pipe) {
 }
 
 void Capture::switch_to(uint64_t cell) {
+  std::fflush(nullptr);
   std::lock_guard lock(mutex_);
-  std::vector<std::weak_ptr<Pipe>> fresh;
   for (Stream stream : {Stream::out, Stream::err}) {
     if (cell != 0)
-      fresh.push_back(make_pipe(cell, stream, static_cast<int>(stream)));
+      make_pipe(cell, stream, static_cast<int>(stream));
     else if (::dup2(pipes_.at({0, stream})->write_end.get(), static_cast<int>(stream)) < 0)
       throw_errno("dup2 for output");
   }
   last_words_come_from(pipes_.at({cell, Stream::out})->read_end.get(), pipes_.at({cell, Stream::err})->read_end.get());
-  if (!fresh.empty()) watch(std::move(fresh));
+  for (Stream stream : {Stream::out, Stream::err}) leave(stream);
+  current_ = cell;
+}
+
+// Under the lock. The pipe of the cell that ran until now is gone when nobody writes to it any more; one that a
+// subprocess still holds is watched from now on.
+void Capture::leave(Stream stream) {
+  auto found = pipes_.find({current_, stream});
+  if (current_ == 0 || found == pipes_.end()) return;
+  std::shared_ptr<Pipe> pipe = found->second;
+  read_some(*pipe);
+  if (pipe->watched) return;
+  if (!pipe->ended) read_some(*pipe);  // the end comes after the last bytes
+  if (pipe->ended) {
+    pipes_.erase(found);
+    return;
+  }
+  loop_.post([this, weak = std::weak_ptr<Pipe>(pipe)] {
+    auto known = weak.lock();
+    if (!known) return;
+    std::lock_guard lock(mutex_);
+    watch(known);
+  });
 }
 
 // Under the lock. What lies in the pipe now, without waiting; not until it is empty, for a flood never ends.
@@ -119,10 +148,11 @@ void Capture::drain(uint64_t cell, Stream stream) {
   if (found != pipes_.end()) read_some(*found->second);
 }
 
-void Capture::flush(uint64_t cell) {
-  std::fflush(nullptr);
-  drain(cell, Stream::out);
-  drain(cell, Stream::err);
+void Capture::drain_current() {
+  std::lock_guard lock(mutex_);
+  for (Stream stream : {Stream::out, Stream::err}) {
+    if (auto found = pipes_.find({current_, stream}); found != pipes_.end()) read_some(*found->second);
+  }
 }
 
 }  // namespace ddip::worker

@@ -8,7 +8,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include "ddip/base/fd.h"
 #include "ddip/net/loop.h"
@@ -30,18 +29,23 @@ class Capture {
   // REQUIRES: the loop's thread has ended, or this is it.
   ~Capture();
 
-  // Main thread: 1 and 2 now belong to this cell (0: between cells).
+  // Main thread: 1 and 2 now belong to this cell (0: between cells). What the cell before wrote, through C stdio too,
+  // has been read when it returns.
   void switch_to(uint64_t cell);
+
+  // Loop's thread: reads the pipes of the cell that runs now as soon as something is in them. Until then they are read
+  // by drain() and at the cell's end only.
+  void watch_current();
 
   // Any thread: reads what lies in this cell's pipe now, so that bytes written before a Python write stay before it.
   void drain(uint64_t cell, Stream stream);
-  // Main thread: flushes C stdio too.
-  void flush(uint64_t cell);
+  void drain_current();
 
  private:
   struct Pipe;
   void read_some(Pipe& pipe);
-  void watch(std::vector<std::weak_ptr<Pipe>> pipes);
+  void watch(const std::shared_ptr<Pipe>& pipe);
+  void leave(Stream stream);
   void on_readable(const std::shared_ptr<Pipe>& pipe);
   std::shared_ptr<Pipe> make_pipe(uint64_t cell, Stream stream, int target);
 
@@ -50,6 +54,7 @@ class Capture {
   Full full_;
   std::mutex mutex_;  // guards all below
   std::map<std::pair<uint64_t, Stream>, std::shared_ptr<Pipe>> pipes_;
+  uint64_t current_ = 0;
   std::string scratch_;
 };
 

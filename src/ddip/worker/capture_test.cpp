@@ -82,7 +82,20 @@ TEST_F(CaptureTest, subprocess_that_prints_after_its_cell_still_belongs_to_it) {
   ::close(go[1]);
   ::waitpid(pid, nullptr, 0);
   EXPECT_TRUE(net::run_until(loop, [&] { return out(1) == "late"; }));
+  capture->switch_to(0);
   EXPECT_EQ(out(2), "two");
+}
+
+TEST_F(CaptureTest, cell_that_is_watched_is_heard_while_it_runs_and_others_at_their_end) {
+  net::run_turns(loop);  // the pair between cells is watched by now
+  capture->switch_to(1);
+  put(1, "while it runs");
+  net::run_turns(loop);
+  EXPECT_EQ(out(1), "");
+  capture->watch_current();
+  EXPECT_TRUE(net::run_until(loop, [&] { return out(1) == "while it runs"; }));
+  put(1, ", still");
+  EXPECT_TRUE(net::run_until(loop, [&] { return out(1) == "while it runs, still"; }));
   capture->switch_to(0);
 }
 
@@ -137,14 +150,13 @@ TEST_F(CaptureTest, drain_comes_back_though_somebody_floods_the_pipe) {
   capture->switch_to(0);
 }
 
-TEST_F(CaptureTest, flush_brings_out_what_lies_in_the_buffers_of_c) {
+TEST_F(CaptureTest, end_brings_out_what_lies_in_the_buffers_of_c) {
   capture->switch_to(1);
   std::printf("no newline");
   std::fprintf(stderr, "nor here");
-  capture->flush(1);
+  capture->switch_to(0);
   EXPECT_EQ(out(1), "no newline");
   EXPECT_EQ(err(1), "nor here");
-  capture->switch_to(0);
 }
 
 TEST_F(CaptureTest, pipes_of_finished_cells_are_closed) {
@@ -153,7 +165,7 @@ TEST_F(CaptureTest, pipes_of_finished_cells_are_closed) {
   for (uint64_t cell = 1; cell <= 50; ++cell) {
     capture->switch_to(cell);
     put(1, "x");
-    capture->flush(cell);
+    if (cell % 2) capture->watch_current();
     capture->switch_to(0);
   }
   EXPECT_TRUE(net::run_until(loop, [&] { return open_descriptors() == before; }));
@@ -177,8 +189,9 @@ TEST_F(CaptureTest, goes_with_all_its_descriptors) {
 }
 
 TEST_F(CaptureTest, bytes_come_once_and_in_order_when_two_threads_read) {
-  std::thread reader([this] { loop.run(); });
   capture->switch_to(1);
+  capture->watch_current();
+  std::thread reader([this] { loop.run(); });
   std::string expected;
   for (int number = 0; number < 20000; ++number) {
     std::string line = std::to_string(number) + "\n";
@@ -186,7 +199,6 @@ TEST_F(CaptureTest, bytes_come_once_and_in_order_when_two_threads_read) {
     put(1, line);
     if (number % 3 == 0) capture->drain(1, Stream::out);
   }
-  capture->flush(1);
   capture->switch_to(0);
   loop.stop();
   reader.join();

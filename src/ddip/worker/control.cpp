@@ -29,6 +29,9 @@ constexpr auto kAbortAfter = 300ms;
 constexpr auto kReportAfter = 300ms;
 // A peer failed while we sit in a collective with it: it will never come.
 constexpr auto kPeerAbortAfter = 1000ms;
+// A line that is printed now and then is sent at once, by the thread that printed it: a process that dies with its next
+// breath has said it. A flood goes through the control thread, many lines in one message.
+constexpr double kLinesPerSecond = 500;
 
 // What is said instead of a message that no frame can carry; it keeps its place, and a cell keeps its ending.
 void make_sendable(Message& message, size_t size) {
@@ -53,47 +56,40 @@ void make_sendable(Message& message, size_t size) {
 Control::Control(ControlOptions options)
     : options_(std::move(options)),
       main_thread_(static_cast<pid_t>(::syscall(SYS_gettid))),
+      channel_(open_channel()),
       capture_(
           loop_,
           [this](uint64_t cell, Stream stream, std::string bytes) {
-            std::lock_guard lock(mutex_);
-            append({{Type::output, options_.rank, 0, cell, json::object(), {}}, std::move(bytes), stream});
+            std::unique_lock lock(mutex_);
+            append(lock, {{Type::output, options_.rank, 0, cell, json::object(), {}}, std::move(bytes), stream});
           },
           [this] {
             std::lock_guard lock(mutex_);
             return pending_bytes_ >= kMaxPendingBytes;
-          }) {
-  // Signals are the main thread's, but a fault of this thread is its own: blocked, it would end the process unheard.
-  sigset_t all, before;
-  ::sigfillset(&all);
-  for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) ::sigdelset(&all, fault);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-}
+          }),
+      // A short cell is over before anybody has to look at its pipes; their bytes are read at its end.
+      handover_(loop_, [this] { capture_.watch_current(); }) {}
 
-Control::~Control() {
-  loop_.post([this] { loop_.stop(); });
-  thread_.join();
-}
+Control::~Control() = default;
 
-void Control::run() {
-  channel_ =
-      std::make_unique<wire::Channel>(loop_, std::move(options_.socket),
-                                      wire::Channel::Events{[this](Message message) { on_message(std::move(message)); },
-                                                            [](const std::string&) {
-                                                              // The agent is gone, and with it the group. Nothing of
-                                                              // the user's is at stake here that is not already lost;
-                                                              // the whole process group goes, so no child stays behind.
-                                                              ::kill(0, SIGKILL);
-                                                              ::_exit(1);
-                                                            },
-                                                            [this] { flush(); }});
+std::unique_ptr<wire::Channel> Control::open_channel() {
+  auto on_closed = [](const std::string&) {
+    // The agent is gone, and with it the group. Nothing of the user's is at stake here that is not already lost; the
+    // whole process group goes, so no child stays behind.
+    ::kill(0, SIGKILL);
+    ::_exit(1);
+  };
+  auto on_drained = [this] {
+    std::unique_lock lock(mutex_);
+    flush(lock);
+  };
+  auto channel = std::make_unique<wire::Channel>(
+      loop_, std::move(options_.socket),
+      wire::Channel::Events{[this](Message message) { on_message(std::move(message)); }, on_closed, on_drained});
   json about = options_.about;
   about["pid"] = ::getpid();
-  channel_->send({Type::ready, options_.rank, 0, options_.incarnation, std::move(about), {}});
-  loop_.run();
-  channel_.reset();
+  channel->send({Type::ready, options_.rank, 0, options_.incarnation, std::move(about), {}});
+  return channel;
 }
 
 void Control::on_message(Message message) {
@@ -101,9 +97,7 @@ void Control::on_message(Message message) {
     case Type::execute: {
       std::lock_guard lock(mutex_);
       if (tasks_.size() >= kMaxTasks) throw ProtocolError("task queue full");
-      tasks_.push_back(std::move(message));
-      changed_.notify_all();
-      return;
+      return tasks_.push_back(std::move(message));
     }
     case Type::interrupt:
       return message.body.value("because", "") == "peer" ? on_peer_failed(message) : on_interrupt(message);
@@ -119,6 +113,7 @@ void Control::on_message(Message message) {
       std::lock_guard lock(mutex_);
       ended_ = true;
       changed_.notify_all();
+      room_.notify_all();
       return;
     }
     default: throw ProtocolError("a worker does not expect " + wire::name_of(message.type));
@@ -147,11 +142,12 @@ bool Control::send_interrupt(uint64_t cell, bool signal) {
 void Control::on_interrupt(const Message& message) {
   uint64_t cell = message.id;
   {
-    std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     for (auto task = tasks_.begin(); task != tasks_.end(); ++task) {
       if (task->id != cell) continue;
       tasks_.erase(task);  // it had not begun
       append(
+          lock,
           {{Type::done, options_.rank, 0, cell, {{"outcome", "interrupted"}, {"why", "cancelled before it began"}}, {}},
            {},
            {}});
@@ -255,8 +251,12 @@ void Control::answer_why(const Message& message) {
 // ---- main thread
 
 std::variant<std::monostate, Control::Task, Control::Ended> Control::next_task(std::chrono::milliseconds patience) {
-  std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, patience, [this] { return ended_ || !tasks_.empty(); });
+  auto some = [this] {
+    std::lock_guard lock(mutex_);
+    return ended_ || !tasks_.empty();
+  };
+  if (!some()) handover_.turn_until(std::chrono::steady_clock::now() + patience, some);
+  std::lock_guard lock(mutex_);
   if (ended_) return Ended::yes;
   if (tasks_.empty()) return std::monostate{};
   Task task = std::move(tasks_.front());
@@ -277,6 +277,7 @@ void Control::enter(uint64_t cell) {
   current_ = cell;
   since_ = std::chrono::steady_clock::now();
   taken_ = 0;
+  if (handover_.taken()) loop_.post([this] { capture_.watch_current(); });
   if (std::exchange(interrupted_early_, false)) loop_.post([this, cell] { climb(cell, 1); });
 }
 
@@ -286,9 +287,7 @@ void Control::leave() {
     std::lock_guard lock(mutex_);
     cell = std::exchange(current_, 0);
   }
-  if (cell == 0) return;
-  capture_.flush(cell);
-  capture_.switch_to(0);
+  if (cell != 0) capture_.switch_to(0);
 }
 
 bool Control::armed() const {
@@ -297,15 +296,15 @@ bool Control::armed() const {
 }
 
 void Control::finish(uint64_t cell, json body, std::vector<Fd> descriptors) {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (aborted_for_.first == cell && body.value("outcome", "") != "ok") body["because_of"] = aborted_for_.second;
-  append({{Type::done, options_.rank, 0, cell, std::move(body), std::move(descriptors)}, {}, {}});
+  append(lock, {{Type::done, options_.rank, 0, cell, std::move(body), std::move(descriptors)}, {}, {}});
 }
 
 void Control::ask(uint64_t cell, const std::string& prompt, bool secret) {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   reply_.reset();
-  append({{Type::input_request, options_.rank, 0, cell, {{"prompt", prompt}, {"secret", secret}}, {}}, {}, {}});
+  append(lock, {{Type::input_request, options_.rank, 0, cell, {{"prompt", prompt}, {"secret", secret}}, {}}, {}, {}});
 }
 
 std::optional<std::string> Control::asked_reply(std::chrono::milliseconds patience) {
@@ -323,69 +322,103 @@ std::optional<std::string> Control::asked_reply(std::chrono::milliseconds patien
 
 bool Control::write(uint64_t cell, Stream stream, std::string_view bytes, std::chrono::milliseconds patience) {
   std::unique_lock lock(mutex_);
-  if (!changed_.wait_for(lock, patience, [this] { return pending_bytes_ < kMaxPendingBytes || ended_; })) return false;
+  if (!room_.wait_for(lock, patience, [this] { return pending_bytes_ < kMaxPendingBytes || ended_; })) return false;
   lock.unlock();
   capture_.drain(cell, stream);
   lock.lock();
   for (; !bytes.empty(); bytes.remove_prefix(std::min(kMaxChunk, bytes.size()))) {
     append(
+        lock,
         {{Type::output, options_.rank, 0, cell, json::object(), {}}, std::string(bytes.substr(0, kMaxChunk)), stream});
   }
   return true;
 }
 
 void Control::display(uint64_t cell, json bundle) {
-  std::lock_guard lock(mutex_);
-  append({{Type::display, options_.rank, 0, cell, std::move(bundle), {}}, {}, {}});
+  std::unique_lock lock(mutex_);
+  append(lock, {{Type::display, options_.rank, 0, cell, std::move(bundle), {}}, {}, {}});
 }
 
 void Control::note(uint64_t cell, const std::string& text) {
-  std::lock_guard lock(mutex_);
-  append({{Type::note, options_.rank, 0, cell, {{"text", text}}, {}}, {}, {}});
+  std::unique_lock lock(mutex_);
+  append(lock, {{Type::note, options_.rank, 0, cell, {{"text", text}}, {}}, {}, {}});
 }
 
-// Under the lock. Output next to output of the same cell and stream is one message.
-void Control::append(Pending pending) {
-  pending_bytes_ += pending.bytes.size();
-  if (!pending_.empty() && pending.message.type == Type::output) {
-    Pending& last = pending_.back();
-    if (last.message.type == Type::output && last.message.id == pending.message.id && last.stream == pending.stream &&
-        last.bytes.size() + pending.bytes.size() <= kMaxChunk) {
-      last.bytes += pending.bytes;
-      return wake();
-    }
+bool Control::say_all(std::chrono::milliseconds patience) {
+  auto deadline = std::chrono::steady_clock::now() + patience;
+  capture_.drain_current();
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    flush(lock);
+    if (pending_.empty() && !flushing_ && channel_->queued_bytes() == 0) return true;
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    room_.wait_for(lock, 1ms);  // the socket's own queue tells nobody when it is empty
   }
-  pending_.push_back(std::move(pending));
-  wake();
+}
+
+// Output next to output of the same cell and stream is one message.
+void Control::append(std::unique_lock<std::mutex>& lock, Pending pending) {
+  bool here = may_send_here(pending);
+  pending_bytes_ += pending.bytes.size();
+  Pending* last = pending_.empty() ? nullptr : &pending_.back();
+  if (last && last->message.type == Type::output && pending.message.type == Type::output &&
+      last->message.id == pending.message.id && last->stream == pending.stream &&
+      last->bytes.size() + pending.bytes.size() <= kMaxChunk) {
+    last->bytes += pending.bytes;
+  } else {
+    pending_.push_back(std::move(pending));
+  }
+  here ? flush(lock) : wake();
+}
+
+// Everything but output is rare. Of output only whole lines: print() writes a line's text and its end one by one.
+bool Control::may_send_here(const Pending& pending) {
+  if (pending.message.type != Type::output) return true;
+  if (pending.bytes.empty() || (pending.bytes.back() != '\n' && pending.bytes.back() != '\r')) return false;
+  auto now = std::chrono::steady_clock::now();
+  double passed = std::chrono::duration<double>(now - std::exchange(lines_counted_, now)).count();
+  lines_at_once_ = std::min(kLinesAtOnce, lines_at_once_ + passed * kLinesPerSecond);
+  if (lines_at_once_ < 1) return false;
+  lines_at_once_ -= 1;
+  return true;
 }
 
 void Control::wake() {
   if (std::exchange(waking_, true)) return;
-  loop_.post([this] { flush(); });
+  loop_.post([this] {
+    std::unique_lock lock(mutex_);
+    waking_ = false;
+    flush(lock);
+  });
 }
 
-// Control thread: everything that is pending, as far as the socket takes it; the rest when it has drained.
-void Control::flush() {
-  std::unique_lock lock(mutex_);
-  waking_ = false;
-  while (!pending_.empty() && channel_ && channel_->queued_bytes() < kMaxPendingBytes) {
+// Any thread: everything that is pending, as far as the socket takes it; the rest when it has drained.
+void Control::flush(std::unique_lock<std::mutex>& lock) {
+  if (std::exchange(flushing_, true)) return;
+  while (!pending_.empty() && channel_->queued_bytes() < kMaxPendingBytes) {
     Pending next = std::move(pending_.front());
     pending_.pop_front();
     pending_bytes_ -= next.bytes.size();
     lock.unlock();
-    if (next.message.type == Type::output) {
-      std::vector<uint8_t> bytes(next.bytes.begin(), next.bytes.end());
-      next.message.body = {{"stream", static_cast<int>(next.stream)}, {"bytes", json::binary(std::move(bytes))}};
-    }
-    std::string encoded = wire::encode(next.message);
-    if (encoded.size() > kMaxMessage) {
-      make_sendable(next.message, encoded.size());
-      encoded = wire::encode(next.message);
-    }
-    channel_->send_encoded(encoded, next.message.descriptors);
+    send(std::move(next));
     lock.lock();
   }
-  changed_.notify_all();
+  flushing_ = false;
+  room_.notify_all();
+}
+
+void Control::send(Pending pending) {
+  Message& message = pending.message;
+  if (message.type == Type::output) {
+    std::vector<uint8_t> bytes(pending.bytes.begin(), pending.bytes.end());
+    message.body = {{"stream", static_cast<int>(pending.stream)}, {"bytes", json::binary(std::move(bytes))}};
+  }
+  std::string encoded = wire::encode(message);
+  if (encoded.size() > kMaxMessage) {
+    make_sendable(message, encoded.size());
+    encoded = wire::encode(message);
+  }
+  channel_->send_encoded(encoded, message.descriptors);
 }
 
 }  // namespace ddip::worker

@@ -1,5 +1,6 @@
-// A worker's control thread: owns the socket to the agent, never needs the GIL, answers while a cell computes.
-// The main thread takes tasks from it, runs them, and hands output and endings back.
+// A worker's end of the control plane: reads the socket to the agent, never needs the GIL, answers while a cell
+// computes. The main thread takes tasks from it, runs them, and hands output and endings back. "Control thread" below
+// is whoever turns the loop: the main thread while it waits for a task, otherwise one of our own (handover.h).
 #pragma once
 
 #include <chrono>
@@ -10,7 +11,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <variant>
 
 #include "ddip/base/fd.h"
@@ -18,6 +18,7 @@
 #include "ddip/wire/channel.h"
 #include "ddip/worker/capture.h"
 #include "ddip/worker/collectives.h"
+#include "ddip/worker/handover.h"
 
 namespace ddip::worker {
 
@@ -35,9 +36,9 @@ class Control {
   using Task = wire::Message;
   enum class Ended { yes };
 
-  // Starts the thread and says ready. REQUIRES: called from the main thread, which is the one that gets SIGINT.
+  // Says ready. REQUIRES: called from the main thread, which is the one that gets SIGINT.
   explicit Control(ControlOptions options);
-  // Joins.
+  // REQUIRES: main thread.
   ~Control();
 
   // ---- main thread
@@ -67,9 +68,14 @@ class Control {
   void display(uint64_t cell, wire::json bundle);
   void note(uint64_t cell, const std::string& text);
 
+  // Whether everything that was written has left this process.
+  bool say_all(std::chrono::milliseconds patience);
+
   Collectives& collectives() { return collectives_; }
 
  private:
+  static constexpr double kLinesAtOnce = 64;
+
   struct Pending {
     wire::Message message;  // output messages carry their bytes here until they are sent
     std::string bytes;
@@ -81,7 +87,7 @@ class Control {
     net::Loop::Handle timer;
   };
 
-  void run();
+  std::unique_ptr<wire::Channel> open_channel();
   void on_message(wire::Message message);
   void on_interrupt(const wire::Message& message);
   void climb(uint64_t cell, int rung);
@@ -90,35 +96,41 @@ class Control {
   bool blocked_in_torch();
   bool still_running(uint64_t cell);
   bool send_interrupt(uint64_t cell, bool signal);
-  void append(Pending pending);
+  void append(std::unique_lock<std::mutex>& lock, Pending pending);
+  bool may_send_here(const Pending& pending);
   void wake();
-  void flush();
+  void flush(std::unique_lock<std::mutex>& lock);
+  void send(Pending pending);
 
   ControlOptions options_;
   const pid_t main_thread_;
   net::Loop loop_;
-  std::unique_ptr<wire::Channel> channel_;  // control thread
+  std::unique_ptr<wire::Channel> channel_;  // control thread; sending is for all
   Ladder ladder_;                           // control thread
   long ticks_at_signal_ = -1;               // control thread
   net::Loop::Handle peer_timer_;            // control thread
   Collectives collectives_;
 
-  mutable std::mutex mutex_;  // guards all below
-  std::condition_variable changed_;
+  mutable std::mutex mutex_;         // guards all below
+  std::condition_variable changed_;  // the end, a reply
+  std::condition_variable room_;     // pending bytes were sent
   std::deque<Task> tasks_;
   uint64_t current_ = 0;            // cell that may be interrupted; 0: none
   uint64_t taken_ = 0;              // handed to the main thread, which has not entered it yet; 0: none
   bool interrupted_early_ = false;  // the taken one was interrupted: the ladder begins when it is entered
   std::chrono::steady_clock::time_point since_{};
   bool ended_ = false;
-  bool waking_ = false;
+  bool waking_ = false;                  // the control thread will flush
+  bool flushing_ = false;                // somebody does: one at a time, so that nothing overtakes
+  double lines_at_once_ = kLinesAtOnce;  // that may still be sent by the thread that wrote them
+  std::chrono::steady_clock::time_point lines_counted_{};
   std::deque<Pending> pending_;
   size_t pending_bytes_ = 0;
   std::optional<wire::json> reply_;
   std::pair<uint64_t, int> aborted_for_{0, -1};  // cell whose collective we aborted, and the rank that had failed
 
   Capture capture_;
-  std::thread thread_;
+  Handover handover_;  // last: its thread uses all of the above
 };
 
 }  // namespace ddip::worker
