@@ -47,13 +47,12 @@ Difference::Difference(std::vector<int> ranks, Options options)
   if (ranks_.empty()) throw ConfigError("output by difference: no rank to show; choose at least one");
   display_ = std::make_unique<BlockDisplay>(ranks_, options_.max_lines);
   transcript_ = std::make_unique<Transcript>(options_.max_lines);
-  for (const Stream stream : kStreams) {
-    const auto decided = [this, stream](const Seats& seats, const Seats& fresh, const std::string& text) {
-      if (options_.form == Form::rerender) display_->add_final(ranks_of(seats), stream, text);
-      if (options_.form == Form::append && !fresh.empty()) print(stream, fresh, text);
-    };
-    lanes_.push_back(std::make_unique<Lane>(ranks_.size(), options_, decided));
-  }
+  lane_ = std::make_unique<Lane>(ranks_.size(), options_,
+                                 [this](const Seats& seats, const Seats& fresh, const Words& words) {
+                                   if (options_.form == Form::rerender && is_shown(seats, words))
+                                     display_->add_final(ranks_of(seats), words.stream, words.text);
+                                   if (options_.form == Form::append && !fresh.empty()) print(fresh, words);
+                                 });
 }
 
 Difference::~Difference() = default;
@@ -63,7 +62,7 @@ void Difference::write(int rank, Stream stream, std::string_view bytes, Time now
   const auto seat = seat_of(rank);
   if (!seat || bytes.empty()) return;
   said_[*seat].closed = false;
-  for (const auto& lane : lanes_) lane->reopen(*seat);
+  lane_->reopen(*seat);
   said_[*seat].terminals[index_of(stream)].write(bytes);
   say_settled(*seat, stream);
 }
@@ -73,32 +72,28 @@ void Difference::close(int rank, Time now) {
   const auto seat = seat_of(rank);
   if (!seat || said_[*seat].closed) return;
   said_[*seat].closed = true;
+  for (const Stream stream : kStreams) say_finished_bars(*seat, stream);
   for (const Stream stream : kStreams) {
     said_[*seat].terminals[index_of(stream)].finish();
     say_settled(*seat, stream);
-    lanes_[index_of(stream)]->close(*seat);
   }
+  lane_->close(*seat);
 }
 
 void Difference::advance(Time now) {
   now_ = std::max(now_, now);
-  for (const auto& lane : lanes_) lane->advance(now_);
+  lane_->advance(now_);
 }
 
-std::optional<Difference::Time> Difference::deadline() const {
-  const auto out = lanes_[0]->deadline();
-  const auto err = lanes_[1]->deadline();
-  return out && err ? std::min(out, err) : out ? out : err;
-}
+std::optional<Difference::Time> Difference::deadline() const { return lane_->deadline(); }
 
 const std::vector<Block>& Difference::blocks() {
-  const bool moved = lanes_[0]->take_moved() | lanes_[1]->take_moved();
-  if (options_.form == Form::rerender && moved) {
+  if (options_.form == Form::rerender && lane_->take_moved()) {
     display_->drop_tail();
-    for (const Stream stream : kStreams) {
-      lanes_[index_of(stream)]->align_shown(
-          [&](const Seats& seats, const Line& line) { display_->add_to_tail(ranks_of(seats), stream, line.first); });
-    }
+    lane_->align_shown([&](const Seats& seats, const Line& line) {
+      const Words& words = line.first;
+      if (is_shown(seats, words)) display_->add_to_tail(ranks_of(seats), words.stream, words.text);
+    });
   }
   return display_->blocks();
 }
@@ -111,10 +106,7 @@ size_t Difference::first_changed() {
 std::vector<Text> Difference::take_text(Time now) {
   advance(now);
   if (options_.form != Form::append) return {};
-  for (const Stream stream : kStreams) {
-    lanes_[index_of(stream)]->align_unprinted(
-        [&](const Seats& seats, const Line& line) { print(stream, seats, line.first); });
-  }
+  lane_->align_unprinted([&](const Seats& seats, const Line& line) { print(seats, line.first); });
   return transcript_->take();
 }
 
@@ -134,26 +126,34 @@ std::optional<size_t> Difference::seat_of(int rank) const {
   return static_cast<size_t>(found - ranks_.begin());
 }
 
-bool Difference::repeats_a_bar(size_t seat) const {
-  if (options_.bars == Bars::every) return false;
-  for (size_t lower = 0; lower < seat; ++lower) {
+// A bar is not, if a lower rank draws one. Asked when the line is shown, not when it is said: a higher rank may be
+// done with its bar before a lower one begins.
+bool Difference::is_shown(const std::vector<size_t>& seats, const Words& words) const {
+  if (!words.bar || options_.bars == Bars::every) return true;
+  for (size_t lower = 0; lower < seats[0]; ++lower) {
     for (const Terminal& terminal : said_[lower].terminals) {
-      if (terminal.drew_bar()) return true;
+      if (terminal.drew_bar()) return false;
     }
   }
-  return false;
+  return true;
 }
 
 void Difference::say_settled(size_t seat, Stream stream) {
-  for (auto& line : said_[seat].terminals[index_of(stream)].take_settled()) {
-    if (line.bar && repeats_a_bar(seat)) continue;
-    lanes_[index_of(stream)]->say(seat, std::move(line.text), now_);
-  }
+  auto lines = said_[seat].terminals[index_of(stream)].take_settled();
+  if (!lines.empty()) say_finished_bars(seat, stream == Stream::out ? Stream::err : Stream::out);
+  for (auto& line : lines) lane_->say(seat, {stream, line.bar, std::move(line.text)}, now_);
 }
 
-void Difference::print(Stream stream, const std::vector<size_t>& seats, const std::string& line) {
+void Difference::say_finished_bars(size_t seat, Stream stream) {
+  Terminal& terminal = said_[seat].terminals[index_of(stream)];
+  terminal.settle_above();
+  for (auto& line : terminal.take_settled()) lane_->say(seat, {stream, line.bar, std::move(line.text)}, now_);
+}
+
+void Difference::print(const std::vector<size_t>& seats, const Words& words) {
+  if (!is_shown(seats, words)) return;
   const std::string label = seats.size() == ranks_.size() ? "" : "[" + rank_list(ranks_of(seats)) + "] ";
-  transcript_->add(label, stream, line);
+  transcript_->add(label, words.stream, words.text);
 }
 
 std::vector<int> Difference::ranks_of(const std::vector<size_t>& seats) const {

@@ -5,11 +5,13 @@
 //                                         [1-3] rank 1
 //                                         epoch 2
 //
-// Each rank's bytes go through a Terminal; lines that settled are compared, per stream. A line that not all ranks
-// have said waits at most 'patience' for the others, then it is shown as said by its ranks. The next line that all
+// Each rank's bytes go through a Terminal for each stream; lines that settled are compared, equal if text and stream
+// are. A line that not all ranks have said waits at most 'patience' for the others, then it is shown as said by its
+// ranks. The next line that all
 // ranks have said ends the difference: what each rank said before it is aligned among those that have lines in
 // common, a smaller set of ranks first (the odd one among eight tracebacks is on top), equal sets in rank order.
-// Order is kept per rank and stream, not across streams. A rank that closed is not waited for.
+// Order is kept per rank, across its streams: of two lines the one that ended first is above. A bar counts as ended at
+// its last '\n', if ordinary text of the rank follows on whichever stream. A rank that closed is not waited for.
 //
 // Two forms of display, one per object:
 //   rerender  blocks() is the whole display. A line shown by some ranks becomes common in place, when the rest say it
@@ -23,10 +25,11 @@
 // latest at close(). Of the last frames of bars only those of the lowest rank that draws any are text (Bars::lowest):
 // the others differ by their timings only.
 //
-// Limits. Memory holds max_lines lines of display, 'window' lines per rank and stream that may yet become common, and
-// kMaxWaiting bytes per stream that wait for patience; beyond it, lines are shown as said by their ranks although
-// they waited less. Above max_lines the middle is left out and one marker says so. In the append form a line
-// longer than Terminal::kMaxRowBytes is broken where another rank's text comes between its pieces.
+// Limits. Ranks that say the same on both streams in another order are told apart there. Memory holds max_lines lines
+// of display, 'window' lines per rank that may yet become common, and kMaxWaiting bytes that wait for patience; beyond
+// it, lines are shown as said by their ranks although they waited less. Above max_lines the middle is left out and one
+// marker says so. In the append form a line longer than Terminal::kMaxRowBytes is broken where another rank's text
+// comes between its pieces.
 //
 // No clock, no thread, no lock: time is the caller's, and must not go backwards (if it does, it stands still).
 #pragma once
@@ -47,6 +50,7 @@ namespace ddip::client {
 class BlockDisplay;
 class Lane;
 class Transcript;
+struct Words;
 
 enum class Stream : uint8_t { out = 1, err = 2 };
 
@@ -111,18 +115,19 @@ class Difference {
   struct Rank;  // what one rank wrote, as far as it has not settled
 
   std::optional<size_t> seat_of(int rank) const;
-  bool repeats_a_bar(size_t seat) const;
+  bool is_shown(const std::vector<size_t>& seats, const Words& words) const;
   void say_settled(size_t seat, Stream stream);
-  void print(Stream stream, const std::vector<size_t>& seats, const std::string& line);
+  void say_finished_bars(size_t seat, Stream stream);
+  void print(const std::vector<size_t>& seats, const Words& words);
   std::vector<int> ranks_of(const std::vector<size_t>& seats) const;
 
   const std::vector<int> ranks_;  // ascending; a seat is an index here
   const Options options_;
   Time now_{};
-  std::vector<Rank> said_;                    // by seat
-  std::vector<std::unique_ptr<Lane>> lanes_;  // out, err
-  std::unique_ptr<BlockDisplay> display_;     // Form::rerender
-  std::unique_ptr<Transcript> transcript_;    // Form::append
+  std::vector<Rank> said_;  // by seat
+  std::unique_ptr<Lane> lane_;
+  std::unique_ptr<BlockDisplay> display_;   // Form::rerender
+  std::unique_ptr<Transcript> transcript_;  // Form::append
 };
 
 }  // namespace ddip::client

@@ -9,9 +9,24 @@
 #include <unordered_map>
 #include <vector>
 
+#include "ddip/client/difference.h"
+
 namespace ddip::client {
 
 using Seats = std::vector<size_t>;  // places of ranks among those that are shown
+
+// What makes lines equal.
+struct Words {
+  Stream stream;
+  bool bar;  // the last frame of one
+  std::string text;
+  bool operator==(const Words&) const = default;
+};
+struct HashOfWords {
+  size_t operator()(const Words& words) const {
+    return std::hash<std::string>()(words.text) ^ (static_cast<size_t>(words.stream) << 1 | words.bar);
+  }
+};
 
 // Equal lines of all ranks are stored once, so that comparing lines is comparing addresses.
 struct Holders {
@@ -19,7 +34,7 @@ struct Holders {
   std::vector<uint32_t> times;  // per seat, how often it is in the queue
   size_t total = 0;
 };
-using Table = std::unordered_map<std::string, Holders>;
+using Table = std::unordered_map<Words, Holders, HashOfWords>;
 using Line = Table::value_type;
 
 // What one rank said, a stretch of it.

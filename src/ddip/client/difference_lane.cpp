@@ -7,13 +7,13 @@ namespace ddip::client {
 namespace {
 
 size_t cost(const Line& line) {
-  return sizeof(Line) + line.first.size() + line.second.times.size() * sizeof(line.second.times[0]);
+  return sizeof(Line) + line.first.text.size() + line.second.times.size() * sizeof(line.second.times[0]);
 }
 
 }  // namespace
 
-void Lane::say(size_t seat, std::string text, Time now) {
-  Line& line = *table_.try_emplace(std::move(text), queues_.size()).first;
+void Lane::say(size_t seat, Words words, Time now) {
+  Line& line = *table_.try_emplace(std::move(words), queues_.size()).first;
   if (line.second.total++ == 0) waiting_ += cost(line);
   ++line.second.times[seat];
   waiting_ += sizeof(Said);

@@ -1,4 +1,4 @@
-// What ranks said to one stream and is not yet decided: is a line common, or does it belong to some ranks? Private to
+// What ranks said and is not yet decided: is a line common, or does it belong to some ranks? Private to
 // output by difference; difference.h has the rules.
 #pragma once
 
@@ -18,13 +18,13 @@ class Lane {
  public:
   using Time = Difference::Time;
   // A line of these seats is decided; of them the fresh ones were not printed yet.
-  using Decided = std::function<void(const Seats& seats, const Seats& fresh, const std::string& text)>;
+  using Decided = std::function<void(const Seats& seats, const Seats& fresh, const Words& words)>;
 
   // `options` must outlive it.
   Lane(size_t seats, const Difference::Options& options, Decided decided)
       : options_(options), decided_(std::move(decided)), queues_(seats) {}
 
-  void say(size_t seat, std::string text, Time now);
+  void say(size_t seat, Words words, Time now);
   void close(size_t seat);
   void reopen(size_t seat) { queues_[seat].closed = false; }
   // Patience runs out.

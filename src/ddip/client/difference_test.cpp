@@ -167,13 +167,77 @@ TEST(Difference, bars_are_state_and_only_the_lowest_rank_leaves_its_last_frame) 
   EXPECT_EQ(d.blocks(), (Blocks{{{0}, Stream::err, "99% by 0\n", 0}, {{0, 1}, Stream::err, "end\n", 0}}));
 }
 
-TEST(Difference, streams_are_compared_each_for_itself) {
+TEST(Difference, bars_of_higher_ranks_are_left_out_also_where_they_end_first) {
+  Difference d({0, 1});
+  d.write(1, Stream::err, "\r 0%\r99% by 1\n", at(0ms));
+  d.close(1, at(0ms));
+  d.write(0, Stream::err, "\r 0%\r99% by 0\n", at(100ms));
+  d.close(0, at(100ms));
+  EXPECT_EQ(d.blocks(), (Blocks{{{0}, Stream::err, "99% by 0\n", 0}}));
+}
+
+TEST(Difference, equal_text_on_another_stream_is_another_line) {
   Difference d({0, 1}, appending());
-  d.write(0, Stream::out, "o\n", at(0ms));
-  d.write(0, Stream::err, "e\n", at(0ms));
-  d.write(1, Stream::err, "e\n", at(0ms));
-  d.write(1, Stream::out, "o\n", at(0ms));
-  EXPECT_EQ(d.take_text(at(0ms)), (std::vector<Text>{{Stream::err, "e\n"}, {Stream::out, "o\n"}}));
+  d.write(0, Stream::out, "same\n", at(0ms));
+  d.write(1, Stream::err, "same\n", at(0ms));
+  EXPECT_EQ(d.take_text(at(300ms)), (std::vector<Text>{{Stream::out, "[0] same\n"}, {Stream::err, "[1] same\n"}}));
+}
+
+void speak_on_both_streams(Difference& d) {
+  for (int rank : {0, 1}) {
+    d.write(rank, Stream::out, "first\n", at(0ms));
+    d.write(rank, Stream::err, rank == 0 ? "second\n" : "2nd\n", at(0ms));
+    d.write(rank, Stream::out, rank == 0 ? "third\n" : "3rd\n", at(0ms));
+  }
+  d.advance(at(300ms));
+}
+
+TEST(Difference, the_order_between_streams_is_kept_per_rank) {
+  Difference d({0, 1});
+  speak_on_both_streams(d);
+  EXPECT_EQ(d.blocks(), (Blocks{out({0, 1}, "first\n"),
+                                {{0}, Stream::err, "second\n", 0},
+                                out({0}, "third\n"),
+                                {{1}, Stream::err, "2nd\n", 0},
+                                out({1}, "3rd\n")}));
+}
+
+TEST(Difference, the_order_between_streams_is_kept_per_rank_in_appended_text) {
+  Difference d({0, 1}, appending());
+  speak_on_both_streams(d);
+  EXPECT_EQ(d.take_text(at(300ms)), (std::vector<Text>{{Stream::out, "first\n"},
+                                                       {Stream::err, "[0] second\n"},
+                                                       {Stream::out, "[0] third\n"},
+                                                       {Stream::err, "[1] 2nd\n"},
+                                                       {Stream::out, "[1] 3rd\n"}}));
+}
+
+TEST(Difference, a_finished_bar_stands_above_what_was_printed_after_it) {
+  Difference d({0, 1});
+  for (int rank : {0, 1}) {
+    d.write(rank, Stream::err, "\r 0%", at(0ms));
+    d.write(rank, Stream::out, "during\n", at(0ms));
+    d.write(rank, Stream::err, "\r99% by " + std::to_string(rank) + "\n", at(0ms));
+    d.write(rank, Stream::out, "after\n", at(0ms));
+  }
+  EXPECT_EQ(d.blocks(), (Blocks{out({0, 1}, "during\n"), {{0}, Stream::err, "99% by 0\n", 0}, out({0, 1}, "after\n")}));
+  EXPECT_TRUE(d.bars().empty());
+}
+
+TEST(Difference, a_finished_bar_stands_above_an_unended_line_printed_after_it) {
+  Difference d({0});
+  d.write(0, Stream::err, "\r 0%\r99%\n", at(0ms));
+  d.write(0, Stream::out, "after", at(0ms));
+  d.close(0, at(0ms));
+  EXPECT_EQ(d.blocks(), (Blocks{{{0}, Stream::err, "99%\n", 0}, out({0}, "after")}));
+}
+
+TEST(Difference, a_bar_that_is_drawn_again_stays_live_below_what_is_printed_meanwhile) {
+  Difference d({0});
+  d.write(0, Stream::err, "\r10%\n\rinner 50%\x1b[A", at(0ms));  // nested tqdm: the cursor is on the outer bar
+  d.write(0, Stream::out, "meanwhile\n", at(0ms));
+  EXPECT_EQ(d.blocks(), (Blocks{out({0}, "meanwhile\n")}));
+  EXPECT_EQ(d.bars(), (std::map<int, std::vector<std::string>>{{0, {"10%", "inner 50%"}}}));
 }
 
 TEST(Difference, only_chosen_ranks_are_shown_and_alone_without_prefix) {

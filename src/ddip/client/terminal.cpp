@@ -97,6 +97,12 @@ void Terminal::finish() {
   drew_bar_ = drew_bar;
 }
 
+void Terminal::settle_above() {
+  if (row_ == 0 || parse_ != Parse::text || visit_.by != Arrival::newline || !above_is_done()) return;
+  rows_.resize(row_ + 1);
+  settle_top(row_);
+}
+
 std::vector<Terminal::Line> Terminal::take_settled() { return std::exchange(settled_, {}); }
 
 std::vector<std::string> Terminal::live() const {

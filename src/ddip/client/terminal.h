@@ -48,6 +48,9 @@ class Terminal {
   void write(std::string_view bytes);
   // Nothing more comes: all that is live settles. The terminal is then as new.
   void finish();
+  // Ordinary text follows elsewhere, on the rank's other stream: what is above the cursor settles, if text here would
+  // make it so.
+  void settle_above();
 
   std::vector<Line> take_settled();
   // Top to bottom, without '\n', without blank rows at the end.
