@@ -150,6 +150,15 @@ def test_rich_values_have_their_text_on_a_terminal(dip: TerminalShell) -> None:
     assert said.out == "<IPython.core.display.HTML object>\n"
 
 
+def test_a_display_that_is_too_large_is_left_out_with_a_word(dip: TerminalShell, plain: Any) -> None:
+    pids = plain.pids
+    said = dip.do(
+        "%%dip --ranks 1\nfrom IPython.display import HTML, display\ndisplay(HTML('\\x01' * (3 << 20)))\nprint('after')"
+    )
+    assert "display of 18 MiB is too large to send (at most 8 MiB)" in said.text and "after" in said.text, said.text
+    assert plain.pids == pids, "it costs nobody"
+
+
 def test_a_cell_may_use_magics_shell_commands_and_await(dip: TerminalShell) -> None:
     assert dip.do("%%dip\n!echo from the shell").out == "from the shell\n"
     assert dip.do("%%dip\nnames = !echo one; echo two\nprint(names)").out == "['one', 'two']\n"

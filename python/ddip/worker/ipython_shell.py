@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import base64
 import json
 import sys
 from typing import Any
@@ -16,6 +17,9 @@ from traitlets.config import Config
 from ddip.colours import without_colours
 from ddip.worker import shell as plain
 from ddip.worker import streams
+
+# Of its JSON text, escapes and all: the coordinator writes it so, and that must fit into a frame.
+LARGEST_DISPLAY = 8 << 20
 
 
 class RankDisplayPublisher(DisplayPublisher):
@@ -62,26 +66,18 @@ def send(kind: str, data: dict[str, Any], metadata: dict[str, Any] | None, trans
     from ddip.worker import born
 
     assert born.control is not None
-    bundle = {
-        "kind": kind,
-        "data": encodable(data),
-        "metadata": json.loads(json.dumps(metadata or {}, default=str)),
-        "transient": transient or {},
-    }
-    born.control.display(streams.current_cell(), bundle)
+    bundle = {"kind": kind, "data": data, "metadata": metadata or {}, "transient": transient or {}}
+    text = json.dumps(bundle, default=encodable, ensure_ascii=False)
+    size = len(text.encode("utf-8", "replace"))
+    if size > LARGEST_DISPLAY:
+        what = f"display of {size >> 20} MiB is too large to send (at most {LARGEST_DISPLAY >> 20} MiB)"
+        return born.control.note(streams.current_cell(), what)
+    born.control.display(streams.current_cell(), json.loads(text))
 
 
-def encodable(data: dict[str, Any]) -> dict[str, Any]:
-    import base64
-
-    result = {}
-    for mime, value in data.items():
-        if isinstance(value, bytes):
-            value = base64.b64encode(value).decode("ascii")
-        elif not isinstance(value, str):
-            value = json.loads(json.dumps(value, default=str))
-        result[mime] = value
-    return result
+def encodable(value: Any) -> str:
+    """What JSON has no word for: a picture's bytes, or somebody's own type."""
+    return base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else str(value)
 
 
 class RankShell(InteractiveShell):
@@ -181,7 +177,7 @@ class RankShell(InteractiveShell):
             return {"found": False}
         if not colours:
             bundle["text/plain"] = without_colours(bundle["text/plain"])
-        return {"found": True, "data": encodable(bundle)}
+        return {"found": True, "data": json.loads(json.dumps(bundle, default=encodable))}
 
     def show_page(self, page: str | dict[str, str], start: int = 0, **sizes: Any) -> None:
         """What `x?` and its like have to say is printed: nobody could turn the pages here."""
