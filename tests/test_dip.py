@@ -188,7 +188,18 @@ def test_the_error_itself_is_one_line_for_programs(dip: TerminalShell) -> None:
 
 def test_equal_tracebacks_are_shown_once(dip: TerminalShell) -> None:
     failed = dip.run("%%dip\n1/0")
-    assert failed.text.count("ZeroDivisionError: division by zero") == 1 and "2 of 2 ranks" in failed.text
+    assert failed.text.count("ZeroDivisionError: division by zero") == 1 and (failed.text.startswith("all 2 ranks:\n"))
+
+
+def test_an_error_summary_names_its_ranks_in_order_and_the_first_to_fail_first() -> None:
+    def summary(*failed: tuple[int, str], of: int) -> list[str]:
+        error = ddip.RankError([rank for rank, _ in failed], dict(failed), {}, of)
+        return [line for line in str(error).splitlines() if line.endswith(":")]
+
+    assert summary((1, "a"), (0, "a"), of=2) == ["all 2 ranks:"]
+    assert summary((0, "a"), of=1) == ["rank 0:"]
+    assert summary((2, "a"), (3, "b"), (0, "a"), of=4) == ["ranks 0,2 (2 of 4 ranks):", "rank 3 (1 of 4 ranks):"]
+    assert summary((3, "a"), (1, "a"), of=2) == ["ranks 1,3 (all that ran it):"], "of %%dip --ranks 1,3"
 
 
 def test_different_tracebacks_are_shown_each_with_its_rank(dip: TerminalShell) -> None:
