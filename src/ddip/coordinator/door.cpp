@@ -1,19 +1,35 @@
 #include "ddip/coordinator/door.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <bit>
+#include <algorithm>
+#include <array>
+#include <utility>
 
-#include "ddip/base/error.h"
 #include "ddip/base/log.h"
 #include "ddip/net/local_socket.h"
 
 namespace ddip::coordinator {
 namespace {
 
+using namespace std::chrono_literals;
+
 constexpr int kAcceptsPerTurn = 8;
+// A client's socket, the watches on it in both directions, its pidfd and the watch on that.
+constexpr int kDescriptorsPerClient = 5;
+constexpr auto kRest = 100ms;
+
+// Tried with duplicates of one that is open.
+bool has_room_for_a_client(const Fd& any) {
+  std::array<Fd, kDescriptorsPerClient> tries;
+  return std::ranges::all_of(tries, [&](Fd& one) {
+    one.reset(::fcntl(any.get(), F_DUPFD_CLOEXEC, 3));
+    return bool(one);
+  });
+}
 
 // Every byte is looked at, so that timing tells nothing about the key.
 bool equal_keys(const std::string& left, const std::string& right) {
@@ -49,7 +65,19 @@ Session* Door::find(uint64_t number) {
 }
 
 void Door::open() {
+  if (!has_room_for_a_client(listener_)) return rest();
   accepting_ = loop_.when_readable(listener_.get(), [this] { accept_all(); });
+}
+
+void Door::close_for(std::chrono::nanoseconds time) {
+  accepting_.cancel();
+  closed_for_a_moment_ = loop_.after(time, [this] { open(); });
+}
+
+// The listener stays readable as long as somebody waits there, so trying again at once would be a loop without pause.
+void Door::rest() {
+  if (!std::exchange(resting_, true)) log("no descriptors are left; clients wait at the door until there are some");
+  close_for(kRest);
 }
 
 // A few at a time, so that those who have come are heard before more come in. When all places are taken the one that
@@ -61,13 +89,11 @@ void Door::accept_all() {
     if (::poll(&waiting, 1, 0) <= 0) return;  // nobody is to give way to nobody
     if (pending_.size() >= limits_.pending) {
       auto age = std::chrono::steady_clock::now() - pending_.begin()->second->since;
-      if (age < limits_.moment) {
-        accepting_.cancel();
-        closed_for_a_moment_ = loop_.after(limits_.moment - age, [this] { open(); });
-        return;
-      }
+      if (age < limits_.moment) return close_for(limits_.moment - age);
       drop_pending(pending_.begin()->first, "others came");
     }
+    if (!has_room_for_a_client(listener_)) return rest();
+    resting_ = false;
     Fd socket = net::accept_from(listener_.get());
     if (!socket) return;
     net::Peer peer = net::peer_of(socket.get());

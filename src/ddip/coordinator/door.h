@@ -38,6 +38,8 @@ class Door {
  private:
   struct Pending;
   void open();
+  void close_for(std::chrono::nanoseconds time);
+  void rest();
   void accept_all();
   void on_hello(uint64_t number, wire::Message message);
   void drop_pending(uint64_t number, const std::string& reason);
@@ -53,6 +55,7 @@ class Door {
   std::list<Session> sessions_;
   net::Loop::Handle accepting_;
   net::Loop::Handle closed_for_a_moment_;
+  bool resting_ = false;  // for want of descriptors
   uint64_t refused_ = 0;
 };
 
