@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ddip import display
 from ddip.cell import Cell
 from ddip.errors import RankError
@@ -12,7 +10,7 @@ from ddip.errors import RankError
 class ShowInBackground:
     """On a thread of its own, until the cell is over."""
 
-    def __init__(self, cell: Cell, renderer: Any, screen: display.Screen) -> None:
+    def __init__(self, cell: Cell, renderer: display.Renderer, screen: display.Screen) -> None:
         self._cell = cell
         self._renderer = renderer
         self._screen = screen

@@ -10,7 +10,7 @@ import getpass
 import time
 from typing import Any
 
-from ddip import _client
+from ddip import _client, display
 from ddip import group as groups
 from ddip.cell import Cell, Event
 from ddip.errors import RankError
@@ -26,7 +26,7 @@ REPLACED = 10.0
 
 
 class Follower:
-    def __init__(self, shell: Any, cell: Cell, renderer: Any, stuck: set[int]) -> None:
+    def __init__(self, shell: Any, cell: Cell, renderer: display.Renderer, stuck: set[int]) -> None:
         """`stuck`: the cells that one press of stop did not end; this one may join them, or end their wait."""
         self._shell = shell
         self._cell = cell

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ddip import display
 from ddip.cell import Event
 from ddip.group import Group, first_line
@@ -13,7 +11,7 @@ class Replay:
     def __init__(self, group: Group, screen: display.Screen) -> None:
         self._group = group
         self._screen = screen
-        self._renderers: dict[int, Any] = {}
+        self._renderers: dict[int, display.Renderer] = {}
         self._seen = 0  # the newest event's place in the journal
 
     def run(self) -> None:
