@@ -25,6 +25,13 @@ double wall_seconds() {
 
 std::string as_text(const json& body) { return body.dump(-1, ' ', false, json::error_handler_t::replace); }
 
+// Each once, in the order in which they were named.
+void drop_repeated(std::vector<int>& ranks) {
+  if (std::ranges::adjacent_find(ranks, std::greater_equal()) == ranks.end()) return;  // ascending, as nearly always
+  std::set<int> seen;
+  std::erase_if(ranks, [&](int rank) { return !seen.insert(rank).second; });
+}
+
 std::string last_lines(const std::string& text, size_t lines) {
   size_t at = text.size();
   while (at > 0 && lines > 0) {
@@ -58,6 +65,7 @@ void Cells::execute(Session& session, Message message) {
   if (ranks.empty()) {
     for (int rank = 0; rank < members_.size(); ++rank) ranks.push_back(rank);
   }
+  drop_repeated(ranks);
   json behind = json::array();
   for (int rank : ranks) {
     if (std::string why = why_not(rank); !why.empty()) return refuse(why);

@@ -172,6 +172,14 @@ TEST_F(CoordinatorTest, cell_ends_once_every_rank_has_ended) {
   EXPECT_EQ(client.records(cell).back(), "cell_done: {}");
 }
 
+TEST_F(CoordinatorTest, rank_named_twice_runs_a_cell_once) {
+  open(3);
+  Client client(path());
+  execute(client, {{"ranks", {2, 0, 2, 0}}});
+  ASSERT_NE(told_agent(Type::execute), nullptr);
+  EXPECT_EQ(told_agent(Type::execute)->body.at("ranks"), (json{2, 0})) << "in the order in which they were named";
+}
+
 TEST_F(CoordinatorTest, others_are_told_of_the_first_failure) {
   open(3);
   Client client(path());
