@@ -1,0 +1,165 @@
+"""How tensors and the notebook's own functions are pickled; all else is cloudpickle's.
+
+Tensors keep their memory out of the pickle, and share it where they arrive if they did before. Functions of `__main__` see
+the variables of the process that they arrive in.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import types
+from typing import Any
+
+import cloudpickle
+
+# Where memory may begin, in a storage and in the file that carries it: good for every type of element.
+ALIGNMENT = 64
+
+FUNCTION_ATTRIBUTES = ("__defaults__", "__kwdefaults__", "__qualname__", "__doc__", "__annotations__")
+
+
+class Unpacking:
+    """Where cuda tensors of the object being unpacked go, and which namespace its functions see."""
+
+    device: str | None = None
+    namespace: dict[str, Any] | None = None
+
+
+class Pickler(cloudpickle.Pickler):
+    def __init__(self, file: Any, buffers: list[pickle.PickleBuffer]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffers.append)
+        self.storages: dict[int, Storage] = {}  # by address
+
+    def reducer_override(self, value: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is not None and type(value) is torch.Tensor:
+            return self.reduce_tensor(value, torch)
+        if type(value) is types.FunctionType and value.__module__ == "__main__":
+            return reduce_function(value)
+        return super().reducer_override(value)
+
+    def reduce_tensor(self, tensor: Any, torch: Any) -> Any:
+        if tensor.grad_fn is not None:
+            raise ValueError("a tensor that is part of a graph (not a leaf) cannot travel; send x.detach()")
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type not in ("cpu", "cuda"):
+            return NotImplemented
+        if tensor.is_conj() or tensor.is_neg():
+            return NotImplemented
+        was_cuda = tensor.device.type == "cuda"
+        plain = tensor.detach().cpu() if was_cuda else tensor.detach()
+        memory = plain.untyped_storage()
+        storage = self.storages.setdefault(memory.data_ptr() or id(memory), Storage(memory))
+        storage.cover(plain)
+        arguments = (
+            storage,
+            plain.dtype,
+            plain.storage_offset(),
+            tuple(plain.size()),
+            plain.stride(),
+            tensor.requires_grad,
+            was_cuda,
+        )
+        return restore_tensor, arguments
+
+
+# ---- tensors
+
+
+class Storage:
+    """A tensor's memory; tensors that share it share one Storage, so they still share it where they arrive. Only the part
+    that they cover together travels, and that is known when all of them have been pickled."""
+
+    def __init__(self, storage: Any) -> None:
+        self.storage = storage
+        self.begin, self.end = storage.nbytes(), 0  # nothing yet
+        self.buffer: pickle.PickleBuffer | None = None  # stands for the part in the pickle
+
+    def cover(self, tensor: Any) -> None:
+        if tensor.numel() == 0:
+            return
+        first = tensor.storage_offset()
+        last = first + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+        begin = first * tensor.element_size()
+        self.begin = min(self.begin, begin - begin % ALIGNMENT)  # aligned for every type of element
+        self.end = max(self.end, (last + 1) * tensor.element_size())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self.buffer = pickle.PickleBuffer(bytearray())  # and so writable where it arrives
+        return restore_storage, (self.buffer,)
+
+    def chunks(self) -> list[Any]:
+        import torch
+
+        if self.end == 0:
+            return [bytes(ALIGNMENT)]
+        memory: Any = torch.empty(0, dtype=torch.uint8).set_(self.storage).numpy()
+        return [self.begin.to_bytes(ALIGNMENT, "little"), memoryview(memory)[self.begin : self.end]]
+
+
+def restore_storage(buffer: Any) -> tuple[Any, int]:
+    """The storage, and which byte of the one it was made from is its first."""
+    import torch
+
+    begin, part = int.from_bytes(buffer[:ALIGNMENT], "little"), buffer[ALIGNMENT:]
+    flat = torch.frombuffer(part, dtype=torch.uint8) if len(part) else torch.empty(0, dtype=torch.uint8)
+    return flat.untyped_storage(), begin
+
+
+def restore_tensor(
+    part: tuple[Any, int], dtype: Any, offset: int, size: Any, stride: Any, requires_grad: bool, was_cuda: bool
+) -> Any:
+    import torch
+
+    storage, begin = part
+    tensor = torch.empty(0, dtype=dtype)
+    # One without elements may lie outside of the part.
+    tensor = tensor.set_(storage, max(0, offset - begin // tensor.element_size()), size, stride)
+    if was_cuda and Unpacking.device and Unpacking.device.startswith("cuda"):
+        tensor = tensor.to(Unpacking.device)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+# ---- functions
+
+
+def reduce_function(function: Any) -> Any:
+    modules = {}
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        if isinstance(value, types.ModuleType):
+            modules[name] = value.__name__
+    closure = function.__closure__
+    state = {name: getattr(function, name) for name in (*FUNCTION_ATTRIBUTES, "__dict__")}
+    state["closure"] = [content_of(cell) for cell in closure or ()]
+    arguments = (function.__code__, modules, function.__name__, None if closure is None else len(closure))
+    return make_function, arguments, state, None, None, fill_function
+
+
+def content_of(cell: Any) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
+
+
+def make_function(code: Any, modules: dict[str, str], name: str, cells: int | None) -> Any:
+    """A function of the notebook's __main__ sees the worker's variables, not a copy of the notebook's. It is filled in
+    afterwards, because its closure may hold the function itself."""
+    import importlib
+
+    namespace = Unpacking.namespace if Unpacking.namespace is not None else sys.modules["__main__"].__dict__
+    for own, module in modules.items():
+        if own not in namespace:
+            namespace[own] = importlib.import_module(module)
+    closure = None if cells is None else tuple(types.CellType() for _ in range(cells))
+    return types.FunctionType(code, namespace, name, None, closure)
+
+
+def fill_function(function: Any, state: dict[str, Any]) -> None:
+    for cell, content in zip(function.__closure__ or (), state["closure"], strict=False):
+        if content:  # one that was empty stays so
+            cell.cell_contents = content[0]
+    for name in FUNCTION_ATTRIBUTES:
+        setattr(function, name, state[name])
+    function.__dict__.update(state["__dict__"])
