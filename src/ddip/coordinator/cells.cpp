@@ -213,7 +213,7 @@ void Cells::done(Message message) {
 
 // ---- endings
 
-void Cells::forget_rank(int rank) { ranks_.at(static_cast<size_t>(rank)).tail.clear(); }
+void Cells::forget_rank(int rank) { ranks_.at(static_cast<size_t>(rank)) = {}; }
 
 void Cells::remember_ending(int rank, json ending) { ranks_.at(static_cast<size_t>(rank)).ending = std::move(ending); }
 

@@ -309,6 +309,33 @@ TEST_F(CoordinatorTest, restart_is_answered_when_the_rank_is_back) {
   EXPECT_EQ(client.find(Type::answer, 5)->body.at("ranks").at(1).at("incarnation"), 2);
 }
 
+TEST_F(CoordinatorTest, obituary_is_not_about_the_process_before) {
+  open(1);
+  Client client(path());
+  from_agent(Type::exited, 0, 1, {{"why", "signal 11"}});
+  client.say(Type::restart, 5, {{"ranks", {0}}});
+  ASSERT_TRUE(net::run_until(loop, [&] { return told_agent(Type::spawn, 0) != nullptr; }));
+  join(0, 2);
+  uint64_t cell = execute(client, {{"ranks", json::array()}});
+  client.say(Type::interrupt, 6, {{"kill", true}});
+  until_heard(client, Type::answer, 6);
+  settle(client);
+  auto records = client.records(cell);
+  ASSERT_EQ(records.size(), 2u);
+  json ending = json::parse(records[0].substr(records[0].find('{')));
+  EXPECT_EQ(ending.at("outcome"), "lost");
+  EXPECT_EQ(ending.at("detail"), json::object()) << "how this one ended is not known yet";
+}
+
+TEST_F(CoordinatorTest, restart_that_a_stop_overtakes_is_refused) {
+  open(2);
+  Client client(path());
+  client.say(Type::restart, 5, {{"ranks", {1}}});
+  ASSERT_TRUE(net::run_until(loop, [&] { return told_agent(Type::kill, 1) != nullptr; }));
+  coordinator->stop("the test");
+  until_heard(client, Type::refused, 5);
+}
+
 TEST_F(CoordinatorTest, stop_ends_once_every_worker_is_gone) {
   open(2);
   coordinator->stop("the test");

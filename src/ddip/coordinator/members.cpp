@@ -111,9 +111,13 @@ void Members::answer_restarts() {
     bool waiting = false;
     std::string failed;
     for (int rank : restart->ranks) {
-      waiting |= at(rank).status == membership::Status::starting || at(rank).status == membership::Status::replacing;
-      if (at(rank).status == membership::Status::lost)
-        failed = fmt::format("rank {} did not come back: {}", rank, at(rank).why);
+      switch (at(rank).status) {
+        case membership::Status::ready: break;
+        case membership::Status::starting:
+        case membership::Status::replacing: waiting = true; break;
+        case membership::Status::lost: failed = fmt::format("rank {} did not come back: {}", rank, at(rank).why); break;
+        case membership::Status::absent: failed = "the group stopped"; break;
+      }
     }
     if (waiting) {
       ++restart;
