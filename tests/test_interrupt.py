@@ -94,14 +94,15 @@ def test_one_press_ends_a_blocked_gloo_all_reduce(torched: Any) -> None:
     torched.run("dist.destroy_process_group()")
 
 
-def test_a_rank_in_another_group_than_the_blocked_one_keeps_it(torched: Any) -> None:
+@pytest.mark.parametrize("arguments", ["group=other", "dist.ReduceOp.SUM, other"])
+def test_a_rank_in_another_group_than_the_blocked_one_keeps_it(torched: Any, arguments: str) -> None:
     """Rung 3 closes the sockets of the blocked group only."""
     torched.run("""
 import torch, torch.distributed as dist
 if not dist.is_initialized(): dist.init_process_group('gloo')
 other = dist.new_group([0, 1])
 """)
-    cell = begin(torched, SAY + "dist.all_reduce(torch.ones(1), group=other)", ranks=[0])
+    cell = begin(torched, SAY + f"dist.all_reduce(torch.ones(1), {arguments})", ranks=[0])
     torched.interrupt()
     assert cell.wait(LIMIT)
     assert [result.value for result in torched.run("x = torch.ones(1); dist.all_reduce(x); x.item()")] == [2.0, 2.0], (

@@ -4,6 +4,7 @@ which process group (so that an interrupt can end a blocked Gloo operation), and
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 import threading
@@ -98,9 +99,12 @@ def group_name(group: Any) -> str:
 
 
 def marked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    parameters = list(inspect.signature(function).parameters)
+    place = parameters.index("group") if "group" in parameters else len(parameters)
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        group = group_name(kwargs.get("group"))
+        group = group_name(args[place] if len(args) > place else kwargs.get("group"))
         work = inside(name, group, function, args, kwargs)
         if kwargs.get("async_op") and work is not None:
             _group_of_work[work] = group
