@@ -39,6 +39,7 @@ class Merged:
         self._said_bytes = 0
         self._clearing: Clearing | None = None
         self._early_bar: float | None = None  # when a bar of a higher rank is shown, if the lowest draws none
+        self._bar_waits = False  # for that time
         self._behind: list[tuple[float, Event]] = []  # what ranks said after a figure that is not shown yet
         self._begin_region()
 
@@ -152,13 +153,15 @@ class Merged:
             self._dirty = True
         while self._figures.due(now):
             self._show_figures(now)
-        if self._early_bar is not None and self._early_bar > now:
+        if self._bar_waits and self._early_bar is not None and now >= self._early_bar:
             self._dirty = True
         if self._dirty and now >= self._next_render:
             self._render(final=False)
         waits = [1.0] + [one for one in (self._text.wait(), self._figures.wait(now)) if one is not None]
         if self._clearing is not None:
             waits.append(self._clearing.until - now)
+        if self._bar_waits and self._early_bar is not None:
+            waits.append(self._early_bar - now)
         if self._dirty:
             waits.append(self._next_render - now)
         return max(0.0, min(waits))
@@ -198,11 +201,12 @@ class Merged:
         """Whose bars are shown: the lowest rank's. One that is only first to draw has to wait for it a moment."""
         rank = min(bars, default=None)
         if rank is None or rank <= min(self._open, default=rank):
-            self._early_bar = None
+            self._early_bar, self._bar_waits = None, False
             return rank
         now = time.monotonic()
         self._early_bar = self._early_bar or now + PATIENCE
-        return rank if now >= self._early_bar else None
+        self._bar_waits = now < self._early_bar
+        return None if self._bar_waits else rank
 
     def _whole(self) -> str:
         parts = []

@@ -1,0 +1,36 @@
+"""The merged display without a kernel: events go in, and what the screen was given is looked at."""
+
+from __future__ import annotations
+
+import pytest
+from ddip.cell import Event
+from ddip.display import Screen
+from ddip.display.merged import Merged
+from support.waiting import wait_until
+
+pytest.importorskip("IPython", reason="the display is the notebook's")
+
+
+class Region(Screen):
+    """A screen with one region that is shown anew; `text` is what it shows."""
+
+    rerenders = True
+    text = ""
+
+    def region(self, handle: str | None, text: str) -> str | None:
+        self.text = text
+        return "the only one"
+
+
+def output(rank: int, data: bytes) -> Event:
+    return ("output", 1, rank, data, 1, 1, [])
+
+
+def test_a_bar_that_only_a_higher_rank_draws_appears_although_nothing_follows() -> None:
+    screen = Region()
+    renderer = Merged(screen, [0, 1])
+    renderer.show(output(1, b"\rframe 1"))
+    assert screen.text == "", "the lowest rank has a moment to draw one"
+    assert renderer.tick() < 0.5
+    wait_until(lambda: renderer.tick() >= 0 and screen.text == "[1] frame 1", 2, "the bar")
+    assert renderer.tick() == 1.0, "and nobody is woken for it any more"
