@@ -114,6 +114,15 @@ def test_everywhere_under_autodip_runs_once_here_and_once_there(dip: TerminalShe
     assert dip.do("%%dip everywhere\nprint('once')").out == "once\nonce\n"
 
 
+def test_autodip_can_be_switched_in_a_local_cell(dip: TerminalShell) -> None:
+    dip.do("%autodip on")
+    dip.do("%%dip local\n%autodip off\nhere = 1")
+    dip.do("after = 1")
+    assert "here" in dip.names and "after" in dip.names
+    dip.do("%%dip local\n%autodip on")
+    assert dip.do("print(r)").out == "[0] 0\n[1] 1\n"
+
+
 def test_a_failing_local_cell_keeps_autodip_on(dip: TerminalShell) -> None:
     dip.do("%autodip on")
     dip.run("%%dip local\n1/0")

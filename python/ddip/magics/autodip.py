@@ -14,6 +14,7 @@ EXTENSION_MAGICS = frozenset({"load_ext", "unload_ext", "reload_ext"})
 class AutodipSwitch:
     def __init__(self, own_magics: Set[str]) -> None:
         self.flags: str | None = None  # of the %%dip that every cell begins with; None: off
+        self._paused = False
         self._stay_here = own_magics | EXTENSION_MAGICS
 
     @property
@@ -26,15 +27,15 @@ class AutodipSwitch:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """A cell that is run from here stays here."""
-        flags, self.flags = self.flags, None
+        paused, self._paused = self._paused, True
         try:
             yield
         finally:
-            self.flags = flags
+            self._paused = paused
 
     def send_to_workers(self, lines: list[str]) -> list[str]:
         """An input transformer. A cell that begins with a magic of ours stays as it is."""
-        if self.flags is None:
+        if self.flags is None or self._paused:
             return lines
         first = next((line for line in lines if is_code(line)), None)
         if first is None or magic_of(first) in self._stay_here:
