@@ -119,7 +119,7 @@ std::vector<int> choose_gpus(const std::string& spec, const std::vector<Device>&
       }
     }
   }
-  if (chosen.empty()) throw ConfigError(place + "no GPU is visible; for CPU workers expected -n N without " + where);
+  if (chosen.empty()) throw ConfigError(place + "no GPU is visible; for CPU workers expected -n N without -g");
   return chosen;
 }
 

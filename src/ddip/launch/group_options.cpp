@@ -68,10 +68,12 @@ std::string backend(const FlagText& flag) {
   return one_of(flag, {"auto", "gloo"});
 }
 
+std::string gpus_place(const Flags& flags) { return flags.command() + " " + flags.spelling("--gpus"); }
+
 // A GPU list's spelling; which GPUs are there is asked later, where they are known.
 std::string gpu_list(const Flags& flags) {
   const FlagText flag = flags.value("--gpus");
-  if (flag.text != "all") parse_ranges(flag.text, flags.command() + " " + flags.spelling("--gpus"), "GPU");
+  if (flag.text != "all") parse_ranges(flag.text, gpus_place(flags), "GPU");
   return flag.text;
 }
 
@@ -139,7 +141,10 @@ GroupOptions parse_group_flags(const std::vector<std::string>& args, const std::
   options.name = name_of(flags);
   options.verbose = flags.has("--verbose");
 
-  if (flags.has("--gpus")) options.gpus = gpu_list(flags);
+  if (flags.has("--gpus")) {
+    options.gpus = gpu_list(flags);
+    options.gpus_where = gpus_place(flags);
+  }
   if (flags.has("--workers")) options.workers = workers(flags.value("--workers"));
   if (flags.has("--threads")) {
     options.threads = static_cast<int>(whole_number(flags.value("--threads"), {"a number of threads", 1, 1024}));

@@ -32,6 +32,7 @@ struct GroupOptions {
 
   // Shape.
   std::optional<std::string> gpus;  // as written: "3,1" or "all"; choose_gpus() knows which are there
+  std::string gpus_where = "-g";    // "%makedip -g": where that was written
   std::optional<int> workers;
   std::optional<int> threads;
   std::string backend = "auto";  // "auto" or "gloo"; resolve_backend() says which it is

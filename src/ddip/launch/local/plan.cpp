@@ -56,7 +56,8 @@ Plan plan(const GroupOptions& options, const std::vector<Device>& devices, int c
   DDIP_CHECK(cores >= 1, "a machine has a core");
   Plan plan;
   const bool cpu_asked = options.workers && !options.gpus;
-  if (!cpu_asked && (options.gpus || !devices.empty())) plan.gpus = choose_gpus(options.gpus.value_or("all"), devices);
+  if (!cpu_asked && (options.gpus || !devices.empty()))
+    plan.gpus = choose_gpus(options.gpus.value_or("all"), devices, options.gpus_where);
   const int without_n = plan.gpus.empty() ? kDefaultCpuRanks : static_cast<int>(plan.gpus.size());
   plan.world_size = options.workers.value_or(without_n);
   plan.threads = options.threads.value_or(std::max(1, cores / plan.world_size));

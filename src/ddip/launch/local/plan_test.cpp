@@ -99,9 +99,9 @@ TEST(LocalPlan, master_port_is_the_flags_then_the_environments_then_free) {
 
 TEST(LocalPlan, a_gpu_that_is_not_there_is_refused_with_those_that_are) {
   EXPECT_EQ(config_error([] { planned({"-g", "0,2"}, "A100:80,A100:80", 8); }),
-            "-g 0,2: GPU 2 is not there; there are: 0 (A100, 80 GiB), 1 (A100, 80 GiB)");
-  EXPECT_EQ(config_error([] { planned({"-g", "all"}, "0", 8); }),
-            "-g all: no GPU is visible; for CPU workers expected -n N without -g");
+            "%makedip -g 0,2: GPU 2 is not there; there are: 0 (A100, 80 GiB), 1 (A100, 80 GiB)");
+  EXPECT_EQ(config_error([] { planned({"--gpus", "all"}, "0", 8); }),
+            "%makedip --gpus all: no GPU is visible; for CPU workers expected -n N without -g");
 }
 
 }  // namespace
