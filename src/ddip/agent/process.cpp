@@ -27,11 +27,16 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   return result;
 }
 
-// The child's side, between fork and exec. Never returns; a failure travels back through the pipe as errno.
+struct Failure {
+  int error;  // errno
+  bool in_folder;
+};
+
+// The child's side, between fork and exec. Never returns; a failure travels back through the pipe.
 [[noreturn]] void become(const Command& command, char* const* argv, char* const* envp, int report) {
-  auto give_up = [&] {
-    int error = errno;
-    [[maybe_unused]] ssize_t written = ::write(report, &error, sizeof error);
+  auto give_up = [&](bool in_folder = false) {
+    Failure failure{errno, in_folder};
+    [[maybe_unused]] ssize_t written = ::write(report, &failure, sizeof failure);
     ::_exit(127);
   };
   ::setpgid(0, 0);
@@ -55,7 +60,7 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   // Close-on-exec for all the rest, the report pipe included: exec closes it, which is how the parent learns of
   // success.
   ::syscall(SYS_close_range, static_cast<unsigned>(floor), ~0u, 4u /* CLOSE_RANGE_CLOEXEC */);
-  if (!command.folder.empty() && ::chdir(command.folder.c_str()) != 0) give_up();
+  if (!command.folder.empty() && ::chdir(command.folder.c_str()) != 0) give_up(true);
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -81,13 +86,15 @@ pid_t start(const Command& command) {
   if (pid == 0) become(command, argv.data(), envp.data(), write_end.get());
   ::setpgid(pid, pid);  // on both sides of the fork: whoever comes first
   write_end.reset();
-  int error = 0;
+  Failure failure{};
   ssize_t count;
-  do count = ::read(read_end.get(), &error, sizeof error);
+  do count = ::read(read_end.get(), &failure, sizeof failure);
   while (count < 0 && errno == EINTR);
-  if (count == sizeof error) {
+  if (count == sizeof failure) {
     ::waitpid(pid, nullptr, 0);
-    throw ConfigError(fmt::format("cannot start {}: {}", command.argv.at(0), std::strerror(error)));
+    throw ConfigError(fmt::format("cannot start {}: {}{}", command.argv.at(0),
+                                  failure.in_folder ? "its working folder " + command.folder + ": " : "",
+                                  std::strerror(failure.error)));
   }
   return pid;
 }

@@ -25,7 +25,7 @@ struct Command {
 };
 
 // Forks and execs, in a process group of its own; every other descriptor is closed in the child. Throws ConfigError
-// if the program cannot be executed. Call it only from a process with one thread.
+// if the program cannot be executed or its folder not be entered. Call it only from a process with one thread.
 pid_t start(const Command& command);
 
 Fd open_pidfd(pid_t pid);

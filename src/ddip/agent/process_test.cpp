@@ -74,8 +74,9 @@ TEST(Process, program_that_cannot_be_executed_is_named_with_the_reason_and_leave
   EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "a zombie is left";
 }
 
-TEST(Process, folder_that_is_not_there_is_refused) {
-  EXPECT_NE(refusal({.argv = {"/bin/true"}, .environment = {}, .folder = "/no/such/folder", .descriptors = {}}), "");
+TEST(Process, folder_that_is_not_there_is_named_with_the_reason) {
+  EXPECT_EQ(refusal({.argv = {"/bin/true"}, .environment = {}, .folder = "/no/such/folder", .descriptors = {}}),
+            "cannot start /bin/true: its working folder /no/such/folder: No such file or directory");
 }
 
 TEST(Process, descriptors_become_three_four_and_so_on_whatever_their_numbers_were) {
