@@ -134,7 +134,8 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
             return worker_gone(rank, worker.incarnation, message.body);
           }
         }
-        early_exits[pid] = message.body;
+        // It can be one that is being forked; else its number may come back for another process.
+        if (fork_under_way()) early_exits[pid] = message.body;
         return;
       }
       default: log("warm parent sent {}, ignored", wire::name_of(message.type));
@@ -159,6 +160,7 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     Ending ending;
     std::string how = reap(warm_pid, ending) ? ddip::describe(ending) : reason;
     warm_pid = 0;
+    early_exits.clear();
     bool was_warm = std::exchange(warmed, false);
     // Workers live on: they are ours now (subreaper). Those that were never forked must be started anew.
     std::vector<Message> waiting = std::move(waiting_spawns);
@@ -256,11 +258,9 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
 
   void adopt(Worker& worker, pid_t pid) {
     worker.pid = pid;
-    if (auto early = early_exits.find(pid); early != early_exits.end()) {
-      json ending = early->second;
-      early_exits.erase(early);
-      return worker_gone(worker.rank, worker.incarnation, ending);
-    }
+    auto early = early_exits.extract(pid);
+    if (!fork_under_way()) early_exits.clear();
+    if (early) return worker_gone(worker.rank, worker.incarnation, std::move(early.mapped()));
     if (worker.condemned) kill_tree(pid);
     worker.pidfd = open_pidfd(pid);
     std::weak_ptr<Core> weak = weak_from_this();
@@ -274,6 +274,11 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     } else {
       loop.post(died);  // already gone
     }
+  }
+
+  // The warm parent was asked for one and has not told us its pid.
+  bool fork_under_way() const {
+    return std::ranges::any_of(workers, [](const auto& one) { return one.second.pid == 0 && !one.second.exec; });
   }
 
   void on_worker_message(int rank, uint32_t incarnation, Message message) {

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <set>
 
 #include "ddip/base/error.h"
@@ -95,11 +96,44 @@ struct FakeWorker {
   }
 };
 
+// A process that becomes a worker once it is told which: its pid is known before it is asked for.
+struct Unborn {
+  Unborn() {
+    auto [ours, theirs] = net::socket_pair();
+    pid = ::fork();
+    if (pid > 0) {
+      socket = std::move(ours);
+      return;
+    }
+    ::setpgid(0, 0);
+    ours.reset();
+    std::vector<net::Parcel> parcels;
+    net::BlockingReader reader(theirs.get());
+    while (parcels.empty()) parcels = reader.read_available();
+    Message message = wire::decode(parcels[0].body);
+    FakeWorker worker{parcels[0].descriptors.at(0).release(), message.rank, message.id, "", {}};
+    worker.live();
+  }
+  void become(const net::Parcel& parcel) const {
+    std::vector<int> numbers;
+    for (const Fd& fd : parcel.descriptors) numbers.push_back(fd.get());
+    net::send_blocking(socket.get(), parcel.body, numbers);
+  }
+  pid_t pid = 0;
+  Fd socket;
+};
+
 [[noreturn]] void fake_warm_parent(int socket, const std::string& mode) {
   ::signal(SIGINT, SIG_IGN);
   std::set<pid_t> children;
   auto say = [&](Message message) { net::send_blocking(socket, wire::encode(message)); };
   if (mode == "dies at once") ::_exit(4);
+  std::optional<Unborn> unborn;
+  if (mode == "pid that was used before") {
+    unborn.emplace();
+    children.insert(unborn->pid);
+    say({Type::child_exited, wire::kNoRank, 0, 0, {{"pid", unborn->pid}, {"why", "long ago"}}, {}});
+  }
   net::BlockingReader reader(socket);
   try {
     json report = {{"unsafe", mode == "unsafe" ? "CUDA was initialised by an import" : ""}};
@@ -133,6 +167,11 @@ struct FakeWorker {
           continue;
         }
         if (mode == "dies at fork") ::_exit(5);
+        if (unborn) {
+          unborn->become(parcel);
+          say({Type::forked, message.rank, 0, message.id, {{"pid", unborn->pid}}, {}});
+          continue;
+        }
         pid_t pid = ::fork();
         if (pid == 0) {
           ::setpgid(0, 0);
@@ -486,6 +525,15 @@ TEST_F(AgentTest, end_that_comes_before_the_birth_is_not_lost) {
   open(Start::fork, "child exits at once");
   spawn(0);
   EXPECT_EQ(await(Type::exited, 0).body.at("exit_code"), 6);
+}
+
+TEST_F(AgentTest, end_of_an_earlier_process_is_not_that_of_a_worker_with_its_number) {
+  open(Start::fork, "pid that was used before");
+  spawn(0);
+  await(Type::joined, 0);
+  execute(0, 1, "nothing");
+  await(Type::done, 0);
+  EXPECT_EQ(find(Type::exited, 0), nullptr);
 }
 
 TEST_F(AgentTest, kill_before_the_worker_has_started_cancels_it) {
