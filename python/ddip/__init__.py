@@ -9,6 +9,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+if not sys.platform.startswith("linux"):
+    raise ImportError("ddip runs on Linux only")
+
 if TYPE_CHECKING:
     from ddip.cell import Cell, Result
     from ddip.errors import ConfigError, PeerLost, ProtocolError, RankError, TimedOut
@@ -97,7 +100,3 @@ def unload_ipython_extension(shell: Any) -> None:
     from ddip import magics
 
     magics.unload(shell)
-
-
-if sys.platform.startswith("linux") is False:
-    raise ImportError("ddip runs on Linux only")

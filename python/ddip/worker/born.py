@@ -13,16 +13,15 @@ from typing import Any
 from ddip import _worker
 from ddip.worker import collectives, runner, shell, store, streams
 
-# Filled in once, in live(); read by ddip.rank() and friends.
+# There is one per process; made in live().
 control: _worker.Control | None = None
-rank = 0
 
 
 def live(
-    own_rank: int, incarnation: int, environment: dict[str, str], descriptors: list[int], about: dict[str, Any]
+    rank: int, incarnation: int, environment: dict[str, str], descriptors: list[int], about: dict[str, Any]
 ) -> None:
-    global control, rank
-    rank = own_rank
+    """Descriptors: the control socket, the file for last words, and on rank 0 the listener of the store. Never returns."""
+    global control
     try:
         prepare(environment, descriptors)
     except BaseException:
@@ -30,7 +29,7 @@ def live(
 
         os.write(descriptors[1], traceback.format_exc().encode())
         raise
-    control = _worker.Control(descriptors[0], own_rank, incarnation, {**about, "rank": own_rank})
+    control = _worker.Control(descriptors[0], rank, incarnation, {**about, "rank": rank})
     streams.install(control)
     store.host_when_torch_is_loaded(descriptors[2] if len(descriptors) > 2 else None)
     collectives.install(control)

@@ -211,15 +211,17 @@ def forgetting(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def rebuild(attempt: int) -> list[str]:
-    """Makes the default group again under a new store prefix. Returns the names of the groups made."""
+def rebuild(attempt: int) -> None:
+    """Makes the default group again under a new store prefix."""
     global _times_made
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
     _times_made = 0
     if "torch.distributed" not in sys.modules:
-        return []
+        return
     import torch.distributed as distributed
 
+    if not distributed.is_available():
+        return
     made = dict(_made)
     if distributed.is_initialized():
         try:
@@ -227,10 +229,7 @@ def rebuild(attempt: int) -> list[str]:
         except RuntimeError:
             # A group whose connections are gone cannot say goodbye; torch has forgotten it all the same.
             pass
-    if not made and not distributed.is_available():
-        return []
     args, kwargs = made.get("args", ()), made.get("kwargs", {})
     if not args and not kwargs:
         args = (os.environ.get("DDIP_BACKEND", "gloo"),)
     distributed.init_process_group(*args, **kwargs)
-    return ["default"]

@@ -95,7 +95,6 @@ class RankShell(InteractiveShell):
         tree = self.parse(source, cell)
         if isinstance(tree, BaseException):
             return plain.Outcome(error=tree)
-        self.error_of_cell: BaseException | None = None
         result = (
             self.run_cell(source, store_history=False, silent=False)
             if tree is None

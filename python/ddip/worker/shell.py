@@ -10,8 +10,6 @@ import types
 from dataclasses import dataclass
 from typing import Any
 
-from ddip.worker import streams
-
 _shell: Any = None  # IPython's; None where it is not installed
 _created = False
 
@@ -140,6 +138,3 @@ def inspect(code: str, cursor: int, detail: int, colours: bool) -> dict[str, Any
     except Exception:
         return {"found": False}
     return {"found": True, "data": {"text/plain": pydoc.render_doc(found, renderer=pydoc.plaintext)}}  # type: ignore[attr-defined]
-
-
-__all__ = ["create", "run", "streams"]
