@@ -41,5 +41,7 @@ class ShowInBackground:
         cell.group.client.send("acknowledge", {"sequence": sequence})
         try:
             cell.raise_if_failed()
-        except (RankError, KeyboardInterrupt) as error:
+        except RankError as error:
+            self._screen.append(2, self._screen.in_its_colours(error.coloured) + "\n")
+        except KeyboardInterrupt as error:
             self._screen.append(2, f"{error}\n")

@@ -74,7 +74,7 @@ class Follower:
             if event is None:
                 if not explained and time.monotonic() - heard > SILENCE:
                     explained = True
-                    self._note("no news for 10 s: " + " | ".join(_client.explain(self._group.why())))
+                    self._note(f"no news for {SILENCE:.0f} s: " + " | ".join(_client.explain(self._group.why())))
                 continue
             heard, explained = time.monotonic(), False
             self._seen = max(self._seen, event[4])
