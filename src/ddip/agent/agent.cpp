@@ -3,15 +3,14 @@
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <set>
 
+#include "ddip/agent/orphans.h"
 #include "ddip/base/check.h"
 #include "ddip/base/log.h"
 #include "ddip/net/local_socket.h"
@@ -61,11 +60,7 @@ std::string read_last_words(const Fd& file) {
 }  // namespace
 
 struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
-  Core(net::Loop& loop, Options options, Emit emit) : loop(loop), options(std::move(options)), emit(std::move(emit)) {
-    // Orphaned grandchildren of workers become ours, so that nothing escapes a sweep and the status of workers whose
-    // warm parent died still reaches us.
-    ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-  }
+  Core(net::Loop& loop, Options options, Emit emit) : loop(loop), options(std::move(options)), emit(std::move(emit)) {}
 
   // ---- warm parent
 
@@ -291,6 +286,7 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
       message.type = Type::joined;
       message.id = incarnation;
     }
+    look_around_soon();
     emit(std::move(message));
   }
 
@@ -349,31 +345,29 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     });
   }
 
-  // Loader workers and subprocesses: its process group, and those in a session of their own. The latter were orphaned
-  // by its death and are our children now (we are subreaper); they carry its rank, or, if they cleared their
-  // environment, nothing at all.
+  // Loader workers and subprocesses: its process group, and those in a session of their own, which its death has made
+  // our children.
   void end_children(const Worker& worker) {
     ::kill(-worker.pid, SIGKILL);
-    std::string rank = std::to_string(worker.rank);
-    for (pid_t orphan : children_of_ours()) {
-      std::string owner = variable_of(orphan, "DDIP_RANK");
-      if (owner != rank && !owner.empty()) continue;
-      for (pid_t below : descendants_of(orphan)) ::kill(below, SIGKILL);
-      ::kill(orphan, SIGKILL);
-      ::waitpid(orphan, nullptr, WNOHANG);
-    }
+    orphans.end_those_of(worker.rank, own_children());
   }
 
-  // Processes whose parent we are, except those we know.
-  std::vector<pid_t> children_of_ours() {
+  // Nobody tells us of a new orphan, but workers that are idle leave none behind.
+  void look_around_soon() {
+    if (looking) return;
+    std::weak_ptr<Core> weak = weak_from_this();
+    looking = loop.after(options.look_around, [weak] {
+      auto self = weak.lock();
+      if (!self) return;
+      self->looking.cancel();
+      if (self->orphans.look(self->own_children())) self->look_around_soon();
+    });
+  }
+
+  std::set<pid_t> own_children() const {
     std::set<pid_t> known = {warm_pid};
     for (const auto& [rank, worker] : workers) known.insert(worker.pid);
-    std::vector<pid_t> found;
-    std::ifstream file(fmt::format("/proc/self/task/{}/children", ::getpid()));
-    for (pid_t pid; file >> pid;) {
-      if (!known.contains(pid)) found.push_back(pid);
-    }
-    return found;
+    return known;
   }
 
   void announce_gone(int rank, uint32_t incarnation) {
@@ -417,6 +411,7 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
   }
 
   void to_workers(const Message& message) {
+    look_around_soon();
     std::string bytes = wire::encode(message);
     if (message.rank != wire::kNoRank) return to_worker(message.rank, bytes, message.descriptors);
     for (const json& rank : message.body.at("ranks")) to_worker(rank.get<int>(), bytes, message.descriptors);
@@ -441,7 +436,10 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
   json warm_report = json::object();
   std::map<int, Worker> workers;
   std::vector<Message> waiting_spawns;  // until the warm parent is warm
-  std::map<pid_t, json> early_exits;    // a child that ended before `forked` told us its pid
+  // As their subreaper we also get the status of workers whose warm parent died.
+  Orphans orphans;
+  net::Loop::Handle looking;
+  std::map<pid_t, json> early_exits;  // a child that ended before `forked` told us its pid
 };
 
 Agent::Agent(net::Loop& loop, Options options, Emit emit)

@@ -2,6 +2,7 @@
 // their messages. It decides nothing: the coordinator says what to spawn and what to kill.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -21,6 +22,7 @@ struct Options {
   Environment environment;  // the user's, for the workers
   Start start = Start::fork;
   Fd store_listener;  // bound loopback port, handed to rank 0 to host the c10d store
+  std::chrono::nanoseconds look_around = std::chrono::milliseconds(500);  // for orphans, while workers do something
 };
 
 class Agent {

@@ -88,6 +88,25 @@ struct FakeWorker {
       }
       return say(Type::done, message.id, {{"child", child}});
     }
+    if (what == "have a child apart" || what == "leave a daemon") {
+      // In a session and an environment of its own; a daemon has lost its parent, too.
+      int tell[2];
+      if (::pipe(tell) != 0) ::_exit(10);
+      pid_t child = ::fork();
+      if (child == 0) {
+        ::setsid();
+        if (what == "leave a daemon" && ::fork() > 0) ::_exit(0);
+        pid_t self = ::getpid();
+        [[maybe_unused]] ssize_t count = ::write(tell[1], &self, sizeof self);
+        char* const nothing[] = {nullptr};
+        ::execle("/bin/sleep", "sleep", "600", nullptr, nothing);
+        ::_exit(11);
+      }
+      pid_t known = 0;
+      [[maybe_unused]] ssize_t count = ::read(tell[0], &known, sizeof known);
+      if (known != child) ::waitpid(child, nullptr, 0);
+      return say(Type::done, message.id, {{"child", known}});
+    }
     if (what == "close") {
       ::close(socket);
       for (;;) ::pause();
@@ -257,6 +276,7 @@ class AgentTest : public testing::Test {
     options.environment = {{"FAKE", mode}};
     options.start = start;
     options.store_listener = std::move(store_listener);
+    options.look_around = 1ms;
     agent = std::make_unique<Agent>(loop, std::move(options),
                                     [this](Message message) { emitted.push_back(std::move(message)); });
   }
@@ -416,6 +436,36 @@ TEST_P(AgentContract, kill_of_another_incarnation_hits_nobody) {
   execute(0, 1, "nothing");
   await(Type::done, 0);
   EXPECT_TRUE(alive(pid));
+}
+
+TEST_P(AgentContract, child_in_a_session_and_environment_of_its_own_goes_with_its_worker) {
+  spawn(0);
+  pid_t worker = await(Type::joined, 0).body.at("pid").get<pid_t>();
+  execute(0, 1, "have a child apart");
+  pid_t child = await(Type::done, 0).body.at("child").get<pid_t>();
+  net::run_turns(loop, 30);  // some looks around
+  ::kill(worker, SIGKILL);
+  await(Type::exited, 0);
+  EXPECT_TRUE(net::run_until(loop, [&] { return !alive(child); }));
+}
+
+TEST_P(AgentContract, daemon_outlives_the_death_of_any_rank_and_ends_with_the_group) {
+  for (int rank : {0, 1}) spawn(rank);
+  pid_t worker = await(Type::joined, 0).body.at("pid").get<pid_t>();
+  pid_t other = await(Type::joined, 1).body.at("pid").get<pid_t>();
+  execute(0, 1, "leave a daemon");
+  pid_t daemon = await(Type::done, 0).body.at("child").get<pid_t>();
+  net::run_turns(loop, 30);
+  ::kill(other, SIGKILL);
+  await(Type::exited, 1);
+  net::run_turns(loop, 30);  // one that was killed needs a moment to go
+  EXPECT_TRUE(alive(daemon)) << "it is not of that rank";
+  ::kill(worker, SIGKILL);
+  await(Type::exited, 0);
+  net::run_turns(loop, 30);
+  EXPECT_TRUE(alive(daemon)) << "nobody knows any more whose it is";
+  agent->sweep_all();
+  EXPECT_TRUE(net::run_until(loop, [&] { return !alive(daemon); }));
 }
 
 TEST_P(AgentContract, rank_can_be_spawned_again_after_its_end) {
