@@ -51,6 +51,17 @@ def test_a_pushed_cuda_tensor_lands_on_the_ranks_device(four_ranks: ddip.Group) 
     assert [result.value for result in four_ranks.run("(str(t.device), t.sum().item())")] == [("cuda:0", 6.0)] * 4
 
 
+def test_cuda_tensors_that_share_memory_still_do_where_they_arrive(four_ranks: ddip.Group) -> None:
+    base = torch.arange(8.0, device="cuda")
+    four_ranks.push({"base": base, "part": base[2:4]})
+    assert [result.value for result in four_ranks.run("part += 10\n(base.tolist(), str(base.device))")] == [
+        ([0, 1, 12, 13, 4, 5, 6, 7], "cuda:0")
+    ] * 4
+    pulled = four_ranks.pull_many(["base", "part"])[0]
+    pulled["part"].zero_()
+    assert pulled["base"].tolist() == [0, 1, 0, 0, 4, 5, 6, 7]
+
+
 def test_an_interrupted_gpu_loop_keeps_pids_and_variables(four_ranks: ddip.Group) -> None:
     four_ranks.run("import torch, ddip\na = torch.randn(2048, 2048, device=ddip.device())\nkept = 7")
     pids = four_ranks.pids

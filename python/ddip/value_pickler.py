@@ -46,8 +46,7 @@ class Pickler(cloudpickle.Pickler):
             return NotImplemented
         if tensor.is_conj() or tensor.is_neg():
             return NotImplemented
-        was_cuda = tensor.device.type == "cuda"
-        plain = tensor.detach().cpu() if was_cuda else tensor.detach()
+        plain = tensor.detach()
         memory = plain.untyped_storage()
         storage = self.storages.setdefault(memory.data_ptr() or id(memory), Storage(memory))
         storage.cover(plain)
@@ -58,7 +57,6 @@ class Pickler(cloudpickle.Pickler):
             tuple(plain.size()),
             plain.stride(),
             tensor.requires_grad,
-            was_cuda,
         )
         return restore_tensor, arguments
 
@@ -86,37 +84,36 @@ class Storage:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         self.buffer = pickle.PickleBuffer(bytearray())  # and so writable where it arrives
-        return restore_storage, (self.buffer,)
+        return restore_storage, (self.buffer, self.storage.device.type == "cuda")
 
     def chunks(self) -> list[Any]:
         import torch
 
         if self.end == 0:
             return [bytes(ALIGNMENT)]
-        memory: Any = torch.empty(0, dtype=torch.uint8).set_(self.storage).numpy()
-        return [self.begin.to_bytes(ALIGNMENT, "little"), memoryview(memory)[self.begin : self.end]]
+        whole = torch.empty(0, dtype=torch.uint8, device=self.storage.device).set_(self.storage)
+        part: Any = whole[self.begin : self.end].cpu().numpy()
+        return [self.begin.to_bytes(ALIGNMENT, "little"), memoryview(part)]
 
 
-def restore_storage(buffer: Any) -> tuple[Any, int]:
+def restore_storage(buffer: Any, was_cuda: bool) -> tuple[Any, int]:
     """The storage, and which byte of the one it was made from is its first."""
     import torch
 
     begin, part = int.from_bytes(buffer[:ALIGNMENT], "little"), buffer[ALIGNMENT:]
     flat = torch.frombuffer(part, dtype=torch.uint8) if len(part) else torch.empty(0, dtype=torch.uint8)
+    if was_cuda and Unpacking.device and Unpacking.device.startswith("cuda"):
+        flat = flat.to(Unpacking.device)
     return flat.untyped_storage(), begin
 
 
-def restore_tensor(
-    part: tuple[Any, int], dtype: Any, offset: int, size: Any, stride: Any, requires_grad: bool, was_cuda: bool
-) -> Any:
+def restore_tensor(part: tuple[Any, int], dtype: Any, offset: int, size: Any, stride: Any, requires_grad: bool) -> Any:
     import torch
 
     storage, begin = part
-    tensor = torch.empty(0, dtype=dtype)
+    tensor = torch.empty(0, dtype=dtype, device=storage.device)
     # One without elements may lie outside of the part.
     tensor = tensor.set_(storage, max(0, offset - begin // tensor.element_size()), size, stride)
-    if was_cuda and Unpacking.device and Unpacking.device.startswith("cuda"):
-        tensor = tensor.to(Unpacking.device)
     return tensor.requires_grad_() if requires_grad else tensor
 
 
