@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ddip import values
+from ddip import _client, values
 from ddip.errors import RankError
 
 if TYPE_CHECKING:
@@ -109,15 +109,13 @@ class Cell:
                 self.group.client.forget(self.number)
         return event
 
-    def follow(self, show: Callable[[Event], None] | None = None) -> None:
+    def follow(self) -> None:
         """Takes all events on a thread of its own, so that output arrives while the caller does something else."""
 
         def run() -> None:
             try:
                 while not self.finished:
-                    event = self.pump(1.0)
-                    if event is not None and show is not None:
-                        show(event)
+                    self.pump(1.0)
             except Exception as error:
                 self.lose(error)
 
@@ -224,7 +222,7 @@ class Cell:
             return
         if all(self.endings[rank]["outcome"] == "interrupted" for rank in failed):
             raise KeyboardInterrupt(
-                f"cell {self.number} was interrupted on rank{'s' if len(failed) > 1 else ''} {', '.join(map(str, sorted(failed)))}"
+                f"cell {self.number} was interrupted on rank{'s' if len(failed) > 1 else ''} {_client.rank_list(sorted(failed))}"
             )
         # Whoever failed by itself comes before those that only failed because of it.
         failed.sort(

@@ -108,9 +108,9 @@ class Group:
         self._connect(started, client or started, owned=on_exit == "stop")
 
     @classmethod
-    def _attached(cls, name: str, client: str, owned: bool = False) -> Group:
+    def _attached(cls, name: str, client: str) -> Group:
         group = cls.__new__(cls)
-        group._connect(name, client, owned)
+        group._connect(name, client, owned=False)
         return group
 
     def _connect(self, name: str, client: str, owned: bool) -> None:
@@ -296,7 +296,8 @@ class Group:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self.stop() if self._owned else None
+        if self._owned:
+            self.stop()
 
     def __repr__(self) -> str:
         return f"<ddip group {self.name}: {self.world_size} workers>"
@@ -318,8 +319,6 @@ def first_line(code: str) -> str:
 
 def start_group(flags: list[str], command: str, progress: Callable[[str], None]) -> str:
     """Starts a group and returns its name. Everything that can be refused is, before a process starts."""
-    if not sys.platform.startswith("linux"):
-        raise ConfigError("ddip runs on Linux only")
     checked = _client.check_group_flags(flags, command, worker_environment(), os.environ.get("DDIP_TEST_DEVICES"))
     if "help" in checked:
         raise ConfigError(checked["help"])

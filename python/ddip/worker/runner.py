@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from ddip.worker import shell, store, streams, tasks
+from ddip.worker import store, streams, tasks
 
 
 class Runner:
@@ -78,6 +78,3 @@ class Runner:
                 return
             except BaseException:
                 continue
-
-
-__all__ = ["Runner", "shell"]
