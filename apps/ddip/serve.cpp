@@ -69,7 +69,6 @@ Fd detach() {
   return Fd(3);
 }
 
-// Whoever asks is_running() holds the lock for a moment: one look is not enough to call the group running.
 // Secrets of ours never land in a core file. Workers get the user's own limit back, which is returned.
 std::string forbid_core_files() {
   rlimit core{};
@@ -80,6 +79,7 @@ std::string forbid_core_files() {
   return users;
 }
 
+// Whoever asks is_running() holds the lock for a moment: one look is not enough to call the group running.
 Fd take_lock(const client::GroupFolder& folder) {
   Fd lock(::open(folder.lock().c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (!lock) throw_errno("open " + folder.lock().string());

@@ -48,10 +48,8 @@ struct Failure {
     if (fd >= 0 && (fd = ::fcntl(fd, F_DUPFD_CLOEXEC, floor)) < 0) give_up();
   }
   report = ::fcntl(report, F_DUPFD_CLOEXEC, floor);
-  if (!command.keep_input) {
-    int null = ::open("/dev/null", O_RDONLY);
-    if (null < 0 || ::dup2(null, 0) < 0) give_up();
-  }
+  int null = ::open("/dev/null", O_RDONLY);
+  if (null < 0 || ::dup2(null, 0) < 0) give_up();
   if (keep[0] >= 0 && ::dup2(keep[0], 1) < 0) give_up();
   if (keep[1] >= 0 && ::dup2(keep[1], 2) < 0) give_up();
   for (size_t index = 2; index < keep.size(); ++index) {

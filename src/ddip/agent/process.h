@@ -21,11 +21,11 @@ struct Command {
   std::vector<int> descriptors;  // become 3, 4, … in the child
   int output = -1;               // becomes 1; -1: ours
   int error = -1;                // becomes 2; -1: ours
-  bool keep_input = false;       // otherwise 0 is /dev/null
 };
 
-// Forks and execs, in a process group of its own; every other descriptor is closed in the child. Throws ConfigError
-// if the program cannot be executed or its folder not be entered. Call it only from a process with one thread.
+// Forks and execs, in a process group of its own; 0 is /dev/null, every other descriptor is closed in the child. Throws
+// ConfigError if the program cannot be executed or its folder not be entered. Call it only from a process with one
+// thread.
 pid_t start(const Command& command);
 
 Fd open_pidfd(pid_t pid);

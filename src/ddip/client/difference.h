@@ -7,9 +7,9 @@
 //
 // Each rank's bytes go through a Terminal for each stream; lines that settled are compared, equal if text and stream
 // are. A line that not all ranks have said waits at most 'patience' for the others, then it is shown as said by its
-// ranks. The next line that all
-// ranks have said ends the difference: what each rank said before it is aligned among those that have lines in
-// common, a smaller set of ranks first (the odd one among eight tracebacks is on top), equal sets in rank order.
+// ranks. The next line that all ranks have said ends the difference: what each rank said before it is aligned among
+// those that have lines in common, a smaller set of ranks first (the odd one among eight tracebacks is on top), equal
+// sets in rank order.
 // Order is kept per rank, across its streams: of two lines the one that ended first is above. A bar counts as ended at
 // its last '\n', if ordinary text of the rank follows on whichever stream. A rank that closed is not waited for.
 //

@@ -74,14 +74,11 @@ void Cells::execute(Session& session, Message message) {
         behind.push_back({{"cell", cell}, {"rank", rank}, {"line", requests_.find(cell)->first_line}});
     }
   }
-  Request& request = requests_.open({0,
-                                     session.number,
-                                     message.id,
-                                     message.body.value("silent", false),
-                                     ranks,
-                                     {},
-                                     message.body.value("first_line", ""),
-                                     wall_seconds()});
+  Request& request = requests_.open({.session = session.number,
+                                     .silent = message.body.value("silent", false),
+                                     .ranks = ranks,
+                                     .first_line = message.body.value("first_line", ""),
+                                     .started = wall_seconds()});
   records_.follow(session, request.cell);
   json about = {{"ranks", ranks},
                 {"client", session.client},

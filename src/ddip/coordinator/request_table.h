@@ -12,9 +12,8 @@ namespace ddip::coordinator {
 
 struct Request {
   uint64_t cell = 0;
-  uint64_t session = 0;        // who asked; its events go there
-  uint64_t client_number = 0;  // the client's own number for it
-  bool silent = false;         // not a user's cell: neither journaled nor listed
+  uint64_t session = 0;  // who asked; its events go there
+  bool silent = false;   // not a user's cell: neither journaled nor listed
   std::vector<int> ranks;
   std::set<int> open_ranks;  // no ending yet
   std::string first_line;    // of its source, for people
