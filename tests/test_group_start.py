@@ -48,28 +48,6 @@ def test_a_hundred_starts_and_stops_in_a_row_succeed(home: Any) -> None:
     assert processes.of_runtime(str(home)) == []
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("method", ["fork", "exec"])
-def test_a_hundred_starts_and_stops_with_torch_succeed(start: Any, home: Any, method: str) -> None:
-    for _ in range(100):
-        group = start(torch=True, start=method)
-        assert [result.value for result in group.run("import torch; torch.ones(2).sum().item()")] == [2.0, 2.0]
-        group.stop()
-    assert processes.of_runtime(str(home)) == []
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-def test_a_hundred_restarts_under_parallel_operators_succeed(start: Any) -> None:
-    """A fork of a process with a thread pool hangs at the first parallel operator."""
-    group = start(4, torch=True, threads=2)
-    for _ in range(100):
-        code = "import torch; x = torch.randn(512, 512, requires_grad=True); (x @ x).relu().sum().backward(); torch.get_num_threads()"
-        assert [result.value for result in group.run(code)] == [2] * 4
-        group.restart()
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_worker_that_hangs_at_start_is_named_at_the_limit(
     home: Any, tmp_path: Any, monkeypatch: Any, rank: int
