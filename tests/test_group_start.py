@@ -7,7 +7,7 @@ import socket
 from typing import Any
 
 import pytest
-from support import processes
+from support import journal, processes
 from support.scripts import Script
 from support.waiting import Stopwatch, wait_until
 
@@ -77,6 +77,31 @@ def test_a_warm_parent_that_cannot_start_is_told_with_its_reason(home: Any, tmp_
         ddip.Group(2, timeout=30)
     assert watch.seconds < 5
     processes.assert_gone(processes.of_runtime(str(home)), 2.0, "after the failed start")
+
+
+def test_a_library_that_starts_threads_when_imported_means_exec_and_a_note(
+    start: Any, tmp_path: Any, monkeypatch: Any
+) -> None:
+    (tmp_path / "threaded_library.py").write_text(
+        "import threading\n"
+        "for _ in range(8):\n    threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("DDIP_PRELOAD", "threaded_library")
+    group = start()
+    info = group.info()
+    assert info["agent"]["start"] == "exec"
+    notes = [body for kind, _, _, body, *_ in journal.records(info["journal"]) if kind == "note"]
+    assert any("workers are started by exec" in note and "9 threads" in note for note in notes)
+    code = "import sys; 'threaded_library' in sys.modules"
+    assert [result.value for result in group.run(code)] == [True, True]
+
+
+@pytest.mark.xfail(reason="matplotlib reads MPLBACKEND when it is imported, and in the warm parent it is not set")
+def test_figures_go_to_the_notebook_also_when_the_warm_parent_imported_matplotlib(start: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("DDIP_PRELOAD", "matplotlib.pyplot")
+    values = [result.value for result in start().run("import matplotlib; matplotlib.get_backend()")]
+    assert values == ["module://matplotlib_inline.backend_inline"] * 2
 
 
 @pytest.mark.parametrize("method", [pytest.param("fork"), "exec"])
