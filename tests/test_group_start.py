@@ -92,12 +92,23 @@ def test_a_library_that_starts_threads_when_imported_means_exec_and_a_note(
     info = group.info()
     assert info["agent"]["start"] == "exec"
     notes = [body for kind, _, _, body, *_ in journal.records(info["journal"]) if kind == "note"]
-    assert any("workers are started by exec" in note and "9 threads" in note for note in notes)
+    assert any("workers are started by exec" in note and "8 threads" in note for note in notes)
     code = "import sys; 'threaded_library' in sys.modules"
     assert [result.value for result in group.run(code)] == [True, True]
 
 
-@pytest.mark.xfail(reason="matplotlib reads MPLBACKEND when it is imported, and in the warm parent it is not set")
+def test_a_pool_of_one_thread_that_computed_is_not_forked(start: Any, tmp_path: Any, monkeypatch: Any) -> None:
+    """A child's first parallel operator would wait for ever for threads that it does not have."""
+    (tmp_path / "computing_library.py").write_text(
+        "import torch\ntorch.set_num_threads(2)\n(torch.randn(600, 600) @ torch.randn(600, 600)).relu().sum()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    group = start(env={"DDIP_PRELOAD": "torch,computing_library"}, threads=2)
+    assert group.info()["agent"]["start"] == "exec"
+    code = "import torch; bool((torch.randn(600, 600) @ torch.randn(600, 600)).relu().sum() > 0)"
+    assert [result.value for result in group.run(code)] == [True, True]
+
+
 def test_figures_go_to_the_notebook_also_when_the_warm_parent_imported_matplotlib(start: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("DDIP_PRELOAD", "matplotlib.pyplot")
     values = [result.value for result in start().run("import matplotlib; matplotlib.get_backend()")]

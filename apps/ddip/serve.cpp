@@ -203,7 +203,9 @@ void run_group(const json& config, Status& status) {
   agent_options.marker = marker;
   agent_options.python = config.at("python").get<std::string>();
   agent_options.folder = config.at("folder").get<std::string>();
+  // The warm parent sees what --env says too: it imports what the workers will use.
   agent_options.environment = environment;
+  for (const auto& [name, value] : flags.env) agent_options.environment[name] = value;
   agent_options.start = flags.start == launch::StartMethod::Fork ? agent::Start::fork : agent::Start::exec;
   agent_options.store_listener = std::move(store_listener);
   agent::Agent agent(loop, std::move(agent_options),

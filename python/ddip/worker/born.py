@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import resource
@@ -11,7 +10,7 @@ import sys
 from typing import Any
 
 from ddip import _worker
-from ddip.worker import collectives, runner, shell, store, streams
+from ddip.worker import collectives, figures, runner, shell, store, streams
 
 # There is one per process; made in live().
 control: _worker.Control | None = None
@@ -73,8 +72,7 @@ def restore_environment(environment: dict[str, str]) -> None:
     # Our display understands a terminal's escapes; without these rich shows only its last frame.
     os.environ.update({"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1", "TERM": "xterm-256color"})
     os.environ.setdefault("COLUMNS", "100")
-    if importlib.util.find_spec("matplotlib_inline") is not None:
-        os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    figures.draw_inline()
 
 
 def reset_limits() -> None:

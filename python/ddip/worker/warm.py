@@ -10,16 +10,34 @@ import os
 import sys
 import time
 
-# torch's import leaves this many threads; more means that some library started workers of its own.
+# The first import, torch's, leaves up to this many threads, and forking is safe with them.
 KNOWN_THREADS = 4
+# Later ones may add threads of these names only: a pool of workers that computed something does not survive a fork, and
+# the first parallel operator of a child would wait for it for ever.
+HARMLESS_THREADS = {"jemalloc_bg_thd"}
 
 
-def import_slow_modules(names: str) -> dict[str, float]:
-    """Imports the comma-separated modules that exist; returns seconds for each."""
+def threads() -> list[str]:
+    """Their names, without the main thread and the harmless ones."""
+    names = []
+    for number in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{number}/comm") as file:
+                name = file.read().strip()
+        except FileNotFoundError:
+            continue  # it has just ended
+        if int(number) != os.getpid() and name not in HARMLESS_THREADS:
+            names.append(name)
+    return names
+
+
+def import_slow_modules(names: str) -> tuple[dict[str, float], int]:
+    """Imports the comma-separated modules that exist. Seconds for each, and how many threads there were after torch's (or
+    before any)."""
     import importlib
     import importlib.util
 
-    seconds = {}
+    seconds, known = {}, len(threads())
     for name in [part for part in names.split(",") if part]:
         begun = time.monotonic()
         if importlib.util.find_spec(name) is None:
@@ -29,15 +47,16 @@ def import_slow_modules(names: str) -> dict[str, float]:
             torch = sys.modules["torch"]
             torch.set_num_threads(1)
             importlib.import_module("torch.distributed")
+            known = len(threads())
         seconds[name] = time.monotonic() - begun
-    return seconds
+    return seconds, known
 
 
-def why_unsafe() -> str:
+def why_unsafe(known: int) -> str:
     """Why workers must not be forked from this process; empty if they may."""
-    threads = os.listdir("/proc/self/task")
-    if len(threads) > KNOWN_THREADS:
-        return f"{len(threads)} threads after the imports, at most {KNOWN_THREADS} expected"
+    names = threads()
+    if len(names) > min(known, KNOWN_THREADS):
+        return f"{len(names)} threads besides the main one after the imports: {', '.join(sorted(set(names)))}"
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return "CUDA was initialised by an import"
@@ -47,10 +66,12 @@ def why_unsafe() -> str:
 def run(control: int) -> None:
     os.set_inheritable(control, False)
     from ddip import _worker
+    from ddip.worker import figures
 
     begun = time.monotonic()
     parent = _worker.WarmParent(control)
-    seconds = import_slow_modules(os.environ.get("DDIP_PRELOAD", "torch"))
+    figures.draw_inline()
+    seconds, known = import_slow_modules(os.environ.get("DDIP_PRELOAD", "torch"))
     from ddip.worker import born, shell
 
     shell.create()  # 0.4 s after a fork, nothing before it
@@ -60,7 +81,7 @@ def run(control: int) -> None:
         "seconds": time.monotonic() - begun,
         "imports": seconds,
         "threads": len(os.listdir("/proc/self/task")),
-        "unsafe": why_unsafe(),
+        "unsafe": why_unsafe(known),
     }
     parent.say_warmed(report)
     birth = parent.serve()

@@ -25,8 +25,10 @@ using wire::Message;
 using wire::Type;
 
 constexpr const char* kMarkerName = "DDIP_GROUP";
-// The warm parent reaps a worker and tells us; if it does not, the pidfd alone is proof enough after this long.
 constexpr auto kReapPatience = 100ms;
+// The warm parent reaps a worker and tells us how it ended; if it does not, the pidfd alone is proof enough after this
+// long. Its word comes within a millisecond, except on a machine that is loaded many times over.
+constexpr auto kWordPatience = 500ms;
 constexpr size_t kLastWordsBytes = 64u << 10;
 const json kUnborn = {{"why", "the warm parent died before forking it"}};
 
@@ -317,7 +319,7 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     if (reap(worker->pid, ending)) return worker_gone(rank, incarnation, to_json(ending));
     // Not our child: the warm parent's word follows in a moment.
     std::weak_ptr<Core> weak = weak_from_this();
-    worker->patience = loop.after(kReapPatience, [weak, rank, incarnation] {
+    worker->patience = loop.after(kWordPatience, [weak, rank, incarnation] {
       auto self = weak.lock();
       if (!self) return;
       Worker* worker = self->current(rank, incarnation);
