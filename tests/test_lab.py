@@ -148,7 +148,7 @@ def test_stop_ends_a_cell_and_keeps_processes_and_variables(
     assert watch.seconds < PROMPT_BACK
     assert (
         "KeyboardInterrupt" in page.output(3)
-        and "interrupted on ranks 0, 1" in page.output(3)
+        and "interrupted on ranks 0-1" in page.output(3)
         and "/ddip/magics/" not in page.output(3)
     )
     page.screenshot(tmp_path / "stopped.png")

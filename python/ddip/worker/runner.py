@@ -18,19 +18,24 @@ class Runner:
         self._begun = False  # it must not begin twice
 
     def run_until_stopped(self) -> int:
-        """Returns the process's exit code."""
+        """Returns the process's exit code. A signal handler of the user's that raises does so anywhere in our lines; the
+        jump back of a loop is outside of what is inside the loop, so the loop is in a function of its own."""
         while True:
             try:
-                if not self._inbox:
-                    # All of it in C: a signal handler of the user's that raises cannot lose the task between two lines.
-                    self._inbox.extend(map(self._control.next_task, (1000,)))
-                if self._inbox[0] is False:
-                    return 0
-                if self._inbox[0] is not None:
-                    self.run_one(*self._inbox[0])
-                self._inbox.clear()
+                return self._run()
             except BaseException as error:
                 self._end_broken_task(error)
+
+    def _run(self) -> int:
+        while True:
+            if not self._inbox:
+                # All of it in C: a signal handler of the user's that raises cannot lose the task between two lines.
+                self._inbox.extend(map(self._control.next_task, (1000,)))
+            if self._inbox[0] is False:
+                return 0
+            if self._inbox[0] is not None:
+                self.run_one(*self._inbox[0])
+            self._inbox.clear()
 
     def run_one(self, cell: int, body: dict[str, Any], descriptors: list[int]) -> None:
         begun = time.perf_counter()

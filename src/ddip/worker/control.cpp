@@ -32,6 +32,7 @@ constexpr auto kPeerAbortAfter = 1000ms;
 // A line that is printed now and then is sent at once, by the thread that printed it: a process that dies with its next
 // breath has said it. A flood goes through the control thread, many lines in one message.
 constexpr double kLinesPerSecond = 500;
+constexpr auto kOthersFlush = 10ms;
 
 // What is said instead of a message that no frame can carry; it keeps its place, and a cell keeps its ending.
 void make_sendable(Message& message, size_t size) {
@@ -368,7 +369,10 @@ void Control::append(std::unique_lock<std::mutex>& lock, Pending pending) {
   } else {
     pending_.push_back(std::move(pending));
   }
-  here ? flush(lock) : wake();
+  if (!here) return wake();
+  flush(lock);
+  // Whoever is flushing takes ours along; a line that is printed counts as said only when it has left.
+  room_.wait_for(lock, kOthersFlush, [this] { return !flushing_; });
 }
 
 // Everything but output is rare. Of output only whole lines: print() writes a line's text and its end one by one.
