@@ -25,7 +25,7 @@ struct Capture::Pipe {
   uint64_t cell = 0;
   Stream stream{};
   Fd read_end;
-  Fd write_end;  // kept only by the pair between cells, which is put back in place again and again
+  Fd write_end;  // ours, besides 1 or 2; the pair between cells keeps it, to be put back in place again and again
   bool ended = false;
   bool watched = false;
   net::Loop::Handle readable;  // touched by the loop's thread only
@@ -37,25 +37,43 @@ Capture::Capture(net::Loop& loop, Sink sink, Full full)
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   std::setvbuf(stderr, nullptr, _IOLBF, 0);
   std::lock_guard lock(mutex_);
-  for (Stream stream : {Stream::out, Stream::err}) make_pipe(0, stream, static_cast<int>(stream));
+  for (Stream stream : {Stream::out, Stream::err}) put_in_place(0, stream);
   loop_.post([this] { watch_current(); });
 }
 
 Capture::~Capture() = default;
 
-std::shared_ptr<Capture::Pipe> Capture::make_pipe(uint64_t cell, Stream stream, int target) {
+std::shared_ptr<Capture::Pipe> Capture::make_pipe(Stream stream) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw_errno("pipe for output");
   auto pipe = std::make_shared<Pipe>();
-  pipe->cell = cell;
   pipe->stream = stream;
   pipe->read_end.reset(ends[0]);
-  Fd write_end(ends[1]);
+  pipe->write_end.reset(ends[1]);
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
-  if (::dup2(write_end.get(), target) < 0) throw_errno("dup2 for output");
-  if (cell == 0) pipe->write_end = std::move(write_end);
-  pipes_[{cell, stream}] = pipe;
   return pipe;
+}
+
+// Under the lock: a spare pipe, or a new one, is 1 or 2 from now on.
+void Capture::put_in_place(uint64_t cell, Stream stream) {
+  std::shared_ptr<Pipe> pipe = std::exchange(spare_[stream], nullptr);
+  if (!pipe) pipe = make_pipe(stream);
+  pipe->cell = cell;
+  if (::dup2(pipe->write_end.get(), static_cast<int>(stream)) < 0) throw_errno("dup2 for output");
+  pipes_[{cell, stream}] = std::move(pipe);
+}
+
+void Capture::prepare() {
+  std::vector<std::shared_ptr<Pipe>> ended;
+  std::lock_guard lock(mutex_);
+  ended.swap(ended_);
+  try {
+    for (Stream stream : {Stream::out, Stream::err}) {
+      if (!spare_[stream]) spare_[stream] = make_pipe(stream);
+    }
+  } catch (const std::exception&) {
+    // The user's code holds every descriptor: the next cell will say so.
+  }
 }
 
 void Capture::watch_current() {
@@ -102,7 +120,7 @@ void Capture::switch_to(uint64_t cell) {
   std::lock_guard lock(mutex_);
   for (Stream stream : {Stream::out, Stream::err}) {
     if (cell != 0)
-      make_pipe(cell, stream, static_cast<int>(stream));
+      put_in_place(cell, stream);
     else if (::dup2(pipes_.at({0, stream})->write_end.get(), static_cast<int>(stream)) < 0)
       throw_errno("dup2 for output");
   }
@@ -117,10 +135,12 @@ void Capture::leave(Stream stream) {
   auto found = pipes_.find({current_, stream});
   if (current_ == 0 || found == pipes_.end()) return;
   std::shared_ptr<Pipe> pipe = found->second;
+  pipe->write_end.reset();  // 1 or 2 is another pipe by now: the end shows when nobody else holds it
   read_some(*pipe);
   if (pipe->watched) return;
   if (!pipe->ended) read_some(*pipe);  // the end comes after the last bytes
   if (pipe->ended) {
+    ended_.push_back(std::move(pipe));
     pipes_.erase(found);
     return;
   }

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "ddip/base/fd.h"
 #include "ddip/net/loop.h"
@@ -33,6 +34,9 @@ class Capture {
   // has been read when it returns.
   void switch_to(uint64_t cell);
 
+  // Main thread, when nobody waits for it: pipes for the next cell, and those of the last one closed.
+  void prepare();
+
   // Loop's thread: reads the pipes of the cell that runs now as soon as something is in them. Until then they are read
   // by drain() and at the cell's end only.
   void watch_current();
@@ -47,13 +51,16 @@ class Capture {
   void watch(const std::shared_ptr<Pipe>& pipe);
   void leave(Stream stream);
   void on_readable(const std::shared_ptr<Pipe>& pipe);
-  std::shared_ptr<Pipe> make_pipe(uint64_t cell, Stream stream, int target);
+  std::shared_ptr<Pipe> make_pipe(Stream stream);
+  void put_in_place(uint64_t cell, Stream stream);
 
   net::Loop& loop_;
   Sink sink_;
   Full full_;
   std::mutex mutex_;  // guards all below
   std::map<std::pair<uint64_t, Stream>, std::shared_ptr<Pipe>> pipes_;
+  std::map<Stream, std::shared_ptr<Pipe>> spare_;
+  std::vector<std::shared_ptr<Pipe>> ended_;  // to be closed
   uint64_t current_ = 0;
   std::string scratch_;
 };

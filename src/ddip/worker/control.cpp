@@ -297,9 +297,12 @@ bool Control::armed() const {
 }
 
 void Control::finish(uint64_t cell, json body, std::vector<Fd> descriptors) {
-  std::unique_lock lock(mutex_);
-  if (aborted_for_.first == cell && body.value("outcome", "") != "ok") body["because_of"] = aborted_for_.second;
-  append(lock, {{Type::done, options_.rank, 0, cell, std::move(body), std::move(descriptors)}, {}, {}});
+  {
+    std::unique_lock lock(mutex_);
+    if (aborted_for_.first == cell && body.value("outcome", "") != "ok") body["because_of"] = aborted_for_.second;
+    append(lock, {{Type::done, options_.rank, 0, cell, std::move(body), std::move(descriptors)}, {}, {}});
+  }
+  capture_.prepare();
 }
 
 void Control::ask(uint64_t cell, const std::string& prompt, bool secret) {
