@@ -16,6 +16,7 @@ constexpr size_t kPieceBytes = 8u << 20;
 // Up to here every rank reduces everything itself: one meeting instead of two.
 constexpr size_t kSmallBytes = 16u << 10;
 constexpr size_t kLine = 128;
+constexpr size_t kRingBytes = 64u << 10;
 
 size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -45,11 +46,11 @@ void require_reducible(const Typed& typed) {
 }  // namespace
 
 Collectives::Collectives(const Segment& segment, int rank, std::chrono::milliseconds patience)
-    : segment_(segment), rank_(rank), meeting_(segment, rank, patience) {
+    : segment_(segment), rank_(rank), patience_(patience), meeting_(segment, rank, patience) {
   size_t arena = segment.arena(rank).size();
   piece_bytes_ = std::min(kPieceBytes, arena / 8 / kLine * kLine);
   if (piece_bytes_ < static_cast<size_t>(world()) * 2 * sizeof(uint64_t)) throw ConfigError("the arena is too small");
-  heap_used_ = 4 * piece_bytes_;
+  heap_used_ = rings_begin() + Mail::rings_bytes(world(), kRingBytes);
 }
 
 Collectives::Half Collectives::half(int rank) const {
@@ -245,6 +246,10 @@ void Collectives::all_to_all(const void* out, std::span<const Part> to, void* in
                  half(static_cast<int>(rank)).data + static_cast<size_t>(rank_) * share, length(from[rank]));
     ++turn_;
   }
+}
+
+std::unique_ptr<Mail> Collectives::open_mail() const {
+  return std::make_unique<Mail>(segment_, rank_, rings_begin(), kRingBytes, patience_);
 }
 
 size_t Collectives::share_bytes() const { return piece_bytes_ / static_cast<size_t>(world()) / kLine * kLine; }

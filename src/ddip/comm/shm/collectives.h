@@ -7,8 +7,10 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <vector>
 
+#include "ddip/comm/shm/mail.h"
 #include "ddip/comm/shm/meeting.h"
 
 namespace ddip::comm::shm {
@@ -44,6 +46,9 @@ class Collectives {
   // Memory of the own arena, at the same place in every rank's: all_reduce on it reads the peers' directly.
   void* allocate(size_t bytes);
 
+  // Messages between two ranks, through a part of the arena of their own.
+  std::unique_ptr<Mail> open_mail() const;
+
   int rank() const { return rank_; }
   int world() const { return segment_.world(); }
   std::string describe() const { return meeting_.describe(); }
@@ -68,11 +73,13 @@ class Collectives {
   void in_pieces(const Operation& operation, size_t bytes, size_t piece, const Step& put, const Step& take);
   void reduce_halves(const Typed& typed, size_t offset, void* out, size_t count) const;
   void all_reduce_symmetric(const Symmetric& place, void* data, size_t count, const Typed& typed);
+  size_t rings_begin() const { return 4 * piece_bytes_; }
   size_t share_bytes() const;  // of a piece, when it holds something different for each rank
   const Symmetric* find_symmetric(const void* data, size_t bytes) const;
 
   const Segment& segment_;
   const int rank_;
+  const std::chrono::milliseconds patience_;
   Meeting meeting_;
   size_t piece_bytes_ = 0;
   uint64_t turn_ = 0;  // which half is in use

@@ -67,6 +67,17 @@ std::string describe(const Operation& operation) {
   return text;
 }
 
+void Bell::ring() {
+  rung.fetch_add(1);
+  if (sleepers.load() > 0) futex_wake_all(rung);
+}
+
+void Bell::wait(uint32_t heard, std::chrono::nanoseconds patience) {
+  sleepers.fetch_add(1);
+  if (rung.load() == heard) futex_wait(rung, heard, patience);
+  sleepers.fetch_sub(1);
+}
+
 Segment Segment::create(int world, size_t arena_bytes) {
   if (world < 1 || world > kMaxRanks)
     throw ConfigError(fmt::format("shared memory serves 1 to {} ranks, not {}", kMaxRanks, world));
@@ -111,12 +122,16 @@ std::span<std::byte> Segment::arena(int rank) const {
 void Segment::poison(uint32_t reason) const {
   uint32_t well = 0;
   header().poison.compare_exchange_strong(well, reason);
-  for (int rank = 0; rank < world(); ++rank) futex_wake_all(line(rank).stage);
+  for (int rank = 0; rank < world(); ++rank) {
+    futex_wake_all(line(rank).stage);
+    line(rank).bell.ring();
+  }
 }
 
 void Segment::leave(int rank) const {
   line(rank).left.store(1);
   futex_wake_all(line(rank).stage);
+  for (int peer = 0; peer < world(); ++peer) line(peer).bell.ring();
 }
 
 }  // namespace ddip::comm::shm

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -48,12 +49,23 @@ struct Operation {
 // "all_reduce number 7 of 1024 float32 (sum)"
 std::string describe(const Operation& operation);
 
+// Others ring it, one listens.
+struct Bell {
+  std::atomic<uint32_t> rung;
+  std::atomic<uint32_t> sleepers;
+
+  void ring();
+  // Until it rings after `heard`, or the time is over.
+  void wait(uint32_t heard, std::chrono::nanoseconds patience);
+};
+
 // A line of its own per rank, so that ranks do not fight for one.
 struct alignas(128) RankLine {
   std::atomic<uint32_t> stage;     // meetings this rank has come to; others sleep on it
   std::atomic<uint32_t> sleepers;  // how many do
   std::atomic<int32_t> pid;        // 0: not there yet
   std::atomic<uint32_t> left;      // it went in good order, and comes to no meeting any more
+  Bell bell;                       // something changed in its letter boxes
   // Written before `stage`. Two, used in turn: one is not written again before everybody has read it, because that
   // takes a meeting that everybody comes to afterwards.
   Operation operations[2];
