@@ -49,6 +49,8 @@ class Collectives {
   // Messages between two ranks, through a part of the arena of their own.
   std::unique_ptr<Mail> open_mail() const;
 
+  void set_patience(std::chrono::milliseconds patience) { meeting_.set_patience(patience); }
+
   int rank() const { return rank_; }
   int world() const { return segment_.world(); }
   std::string describe() const { return meeting_.describe(); }

@@ -21,6 +21,7 @@ class Meeting {
   // A further meeting of the same operation.
   void again();
 
+  void set_patience(Milliseconds patience) { patience_ = patience; }
   uint64_t sequence() const { return sequence_; }
   // "waits in all_reduce number 7 … for rank 1, which is in barrier number 5": for `why`.
   std::string describe() const;
@@ -34,7 +35,7 @@ class Meeting {
 
   const Segment& segment_;
   const int rank_;
-  const Milliseconds patience_;
+  Milliseconds patience_;
   const std::chrono::nanoseconds spin_;
   uint64_t sequence_ = 0;
   uint32_t stage_ = 0;
