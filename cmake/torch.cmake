@@ -7,7 +7,8 @@ if(torch_folder AND EXISTS ${torch_folder}/include/torch/csrc/distributed/c10d/B
   set(DDIP_ENGINE ON)
   add_library(ddip_torch INTERFACE)
   target_include_directories(ddip_torch SYSTEM INTERFACE ${torch_folder}/include ${torch_folder}/include/torch/csrc/api/include)
-  target_compile_definitions(ddip_torch INTERFACE USE_DISTRIBUTED USE_C10D USE_C10D_GLOO)
+  # torch brings fmt's headers, of another version than the library on this machine, and they come first.
+  target_compile_definitions(ddip_torch INTERFACE USE_DISTRIBUTED USE_C10D USE_C10D_GLOO FMT_HEADER_ONLY)
   target_link_directories(ddip_torch INTERFACE ${torch_folder}/lib)
   target_link_libraries(ddip_torch INTERFACE torch torch_cpu c10)
   message(STATUS "ddip: data plane on the torch in ${torch_folder}")
