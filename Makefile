@@ -37,8 +37,8 @@ fuzz: setup ## each fuzzer for FUZZ_SECONDS (60)
 sanitize: setup ## C++ tests under address + undefined behaviour, then under thread sanitizer
 	@scripts/sanitize
 
-soak: setup ## the long tests: random kills, a hundred starts and stops
-	@$(PYTHON) -m pytest tests -m soak -v -o timeout=0 $(ARGS)
+soak: setup ## the long tests: warm parents with fastai, Lightning, …; a hundred starts (DDIP_SOAK_ROUNDS=3: a short try)
+	@scripts/soak $(ARGS)
 
 clean: ## remove what was built (.venv stays)
 	rm -rf build dist python/ddip/_bin python/ddip/*.so .setup/build

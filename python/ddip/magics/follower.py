@@ -37,8 +37,8 @@ class Follower:
 
     def follow(self) -> None:
         """Until the cell is over, or a second after stop was pressed. Raises what it came to."""
-        self._say_behind()
         try:
+            self._say_behind()
             self._show_until_over()
         except KeyboardInterrupt:
             if kernel_ends(self._shell):
