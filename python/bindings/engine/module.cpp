@@ -24,6 +24,7 @@ PYBIND11_MODULE(_engine, module) {
              return c10::make_intrusive<C10dBackend>(store, rank, size, timeout);
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"))
+      .def_property_readonly("abort_socket", &C10dBackend::abort_socket)
       .def("describe", &C10dBackend::describe);
 }
 

@@ -58,6 +58,9 @@ class C10dBackend : public c10d::Backend {
   void abort() override;
   void shutdown() override;
 
+  // Shutting it down is abort(), for who has no Python.
+  int abort_socket() const { return watch_->abort_socket(); }
+
   // What this rank waits for now, in words.
   std::string describe() const { return collectives_->describe(); }
 

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -12,7 +13,10 @@ namespace ddip::comm::shm {
 
 Watch::Watch(const Segment& segment, int rank)
     : segment_(segment), rank_(rank), peers_(static_cast<size_t>(segment.world())), stop_(::eventfd(0, EFD_CLOEXEC)) {
-  if (!stop_) throw_errno("eventfd");
+  int pair[2];
+  if (!stop_ || ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) throw_errno("watch over ranks");
+  abort_ours_.reset(pair[0]);
+  abort_theirs_.reset(pair[1]);
   for (int peer = 0; peer < segment.world(); ++peer) {
     pid_t pid = segment.line(peer).pid.load();
     if (peer == rank || pid == ::getpid()) continue;  // ranks of one process are told apart by its tests only
@@ -36,10 +40,16 @@ Watch::~Watch() {
 void Watch::run() {
   std::vector<pollfd> events;
   for (const Fd& peer : peers_) events.push_back({peer.get(), POLLIN, 0});  // poll skips what is -1
+  events.push_back({abort_ours_.get(), POLLIN, 0});
   events.push_back({stop_.get(), POLLIN, 0});
   for (;;) {
     if (::poll(events.data(), events.size(), -1) < 0) continue;
     if (events.back().revents) return;
+    pollfd& abort = events[peers_.size()];
+    if (abort.revents) {
+      abort.fd = -1;
+      segment_.poison(kAborted);
+    }
     for (size_t peer = 0; peer < peers_.size(); ++peer) {
       if (!events[peer].revents) continue;
       events[peer].fd = -1;
