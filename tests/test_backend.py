@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -172,3 +173,22 @@ def test_a_script_under_torchrun_needs_no_group_of_ours(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("sum [3.0, 3.0, 3.0] ddip") == 2
+
+
+# A part of `make test-torch`, one of each kind; all of them pass on Gloo.
+TORCHS_OWN = [
+    "test_DistributedDataParallelCPU", "test_DistributedDataParallelCPU_grad_is_view", "test_accumulate_gradients_no_sync", "test_all_gather_coalesced_complex",
+    "test_all_reduce_coalesced_sum", "test_all_reduce_full_group_min", "test_all_reduce_sum_complex", "test_barrier_full_group", "test_scatter_object_list",
+    "test_gather_full_group", "test_isend", "test_reduce_product", "test_scatter_full_group", "test_send_recv_any_source", "test_send_recv_with_tag",
+    "test_sparse_all_reduce_sum",
+]  # fmt: skip
+
+
+def test_cases_of_torchs_own_suite_pass(tmp_path: Path) -> None:
+    suite = Path(__file__).parent.parent / "scripts" / "torch_suite.py"
+    out = tmp_path / "outcomes.json"
+    done = subprocess.run(
+        [sys.executable, suite, "--backend", "ddip", "--out", out, *TORCHS_OWN],
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert json.loads(out.read_text()) == dict.fromkeys(TORCHS_OWN, "passed"), done.stdout[-3000:]

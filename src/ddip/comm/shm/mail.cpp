@@ -303,7 +303,7 @@ bool Mail::end_overdue() {
   bool some = false;
   auto overdue = [&](const char* what, int peer) {
     some = true;
-    return std::make_exception_ptr(TimedOut(fmt::format("rank {} waited {} s {} rank {}", rank_,
+    return std::make_exception_ptr(TimedOut(fmt::format("Timed out: rank {} waited {} s {} rank {}", rank_,
                                                         static_cast<double>(patience_.count()) / 1000, what, peer)));
   };
   for (auto receiving = receivings_.begin(); receiving != receivings_.end();) {
