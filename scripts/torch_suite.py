@@ -29,9 +29,9 @@ os.environ.update(BACKEND="gloo", WORLD_SIZE="2", TEMP_DIR=tempfile.mkdtemp(pref
 
 import torch  # noqa: E402  (after its environment)
 import torch.distributed as distributed  # noqa: E402
+from torch.testing._internal.distributed import distributed_test  # noqa: E402
 
 import ddip  # noqa: E402, F401  (registers the backend)
-from torch.testing._internal.distributed import distributed_test  # noqa: E402
 
 distributed_test.BACKEND = arguments.backend
 # These ask in their bodies which of torch's own backends it is, and know no other.
