@@ -8,10 +8,10 @@ export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench lint format fuzz sanitize soak clean
+.PHONY: help setup demo test test-torch bench lint format fuzz sanitize soak clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## system packages, .venv, build/release (TORCH=system: this machine's own torch, nothing from the network)
 	@scripts/setup
@@ -21,6 +21,9 @@ demo: setup ## train on two workers from a notebook, headless; shows what to ope
 
 test: setup ## every test, then a count (ARGS="-k name" for pytest)
 	@$(PYTHON) scripts/test.py $(ARGS)
+
+test-torch: setup ## torch's own distributed suite on our backend, beside Gloo (about 5 minutes)
+	@$(PYTHON) scripts/test_torch.py
 
 bench: setup ## the speed tables, side by side with the peers
 	@$(PYTHON) benchmarks/run.py $(ARGS)

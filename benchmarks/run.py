@@ -1,4 +1,4 @@
-"""`make bench`: ddip beside ipyparallel 9 in one run, A B A B, medians and p90, the ratio last.
+"""`make bench`: ddip beside its peers (ipyparallel 9, torch on Gloo) in one run, A B A B, medians and p90, the ratio last.
 
     python benchmarks/run.py [--quick] [--only NAME,…] [--markdown FILE]
 
@@ -18,6 +18,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+import data_parallel  # noqa: E402
 import interactive  # noqa: E402
 from table import Table, control_seconds  # noqa: E402
 
@@ -57,7 +58,7 @@ def main() -> int:
     before = control_seconds()
     begun = time.monotonic()
     try:
-        for name, measure in interactive.MEASURES.items():
+        for name, measure in {**interactive.MEASURES, **data_parallel.MEASURES}.items():
             if options.only and name not in options.only.split(","):
                 continue
             print(f"… {name}", file=sys.stderr, flush=True)

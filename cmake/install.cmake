@@ -25,4 +25,7 @@ if(SKBUILD)
   # A second copy where the Python package looks for it: a wheel cannot hold a link.
   install(TARGETS ddip_program RUNTIME DESTINATION ${SKBUILD_PLATLIB_DIR}/ddip/_bin)
   install(TARGETS _client _worker LIBRARY DESTINATION ${SKBUILD_PLATLIB_DIR}/ddip)
+  if(DDIP_ENGINE)
+    install(TARGETS _engine LIBRARY DESTINATION ${SKBUILD_PLATLIB_DIR}/ddip)
+  endif()
 endif()

@@ -20,9 +20,10 @@ ARROWS: dict[str, set[str]] = {
     "agent": {"wire"},
     "client": {"wire"},
     "comm": {"base"},
-    "data_parallel": {"comm"},
-    "pipeline": {"comm"},
-    "checkpoint": {"comm"},
+    "tensors": {"comm"},
+    "data_parallel": {"tensors"},
+    "pipeline": {"tensors"},
+    "checkpoint": {"tensors"},
     "data": {"base"},
     "models": {"data_parallel", "data", "checkpoint"},
     "worker": {"wire", "data_parallel", "pipeline", "checkpoint"},
@@ -30,7 +31,8 @@ ARROWS: dict[str, set[str]] = {
 }
 # These join the planes and may include anything. A test may include testing/ besides what its folder may.
 FREE = {"testing"}
-CONTROL_PLANE = {"base", "net", "wire", "membership", "launch", "coordinator", "agent", "client"}
+# comm works on plain memory: tensors are the layer above it (docs/decisions/0005).
+WITHOUT_TORCH = {"base", "net", "wire", "membership", "launch", "coordinator", "agent", "client", "comm"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
@@ -53,7 +55,7 @@ def complaint(folder: str, file: Path, included: str) -> str | None:
     if ".." in included.split("/"):
         return "climbs out of its folder: write ddip/FOLDER/FILE"
     if TORCH.match(included):
-        return "is torch, which the control plane never includes" if folder in CONTROL_PLANE else None
+        return "is torch, which this folder never includes" if folder in WITHOUT_TORCH else None
     parts = included.split("/")
     if parts[0] != "ddip":
         return None

@@ -39,6 +39,15 @@ _HOME = {
 _LATER = ("comm", "DataParallel", "Pipeline")
 
 
+def _register_backend() -> None:
+    from ddip import backend
+
+    backend.register_when_torch_is_there()
+
+
+_register_backend()
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         import importlib

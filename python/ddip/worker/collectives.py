@@ -12,7 +12,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from ddip import _worker
+from ddip import _worker, backend
+from ddip.when_imported import when_imported
 
 OPERATIONS = (
     "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "all_to_all_single", "barrier",
@@ -33,35 +34,7 @@ _group_of_work: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary(
 def install(control: Any) -> None:
     global _control
     _control = control
-    patch_when_loaded()
-
-
-def patch_when_loaded() -> None:
-    """Now if torch.distributed is there, else when it is imported."""
-    if "torch.distributed" in sys.modules:
-        patch()
-        return
-    import importlib.abc
-    import importlib.util
-
-    class Finder(importlib.abc.MetaPathFinder):
-        def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-            if name != "torch.distributed":
-                return None
-            sys.meta_path.remove(self)
-            spec = importlib.util.find_spec(name)
-            if spec is None or spec.loader is None:
-                return spec
-            execute = spec.loader.exec_module
-
-            def exec_module(module: Any) -> None:
-                execute(module)
-                patch()
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-            return spec
-
-    sys.meta_path.insert(0, Finder())
+    when_imported("torch.distributed", patch)
 
 
 def patch() -> None:
@@ -167,11 +140,16 @@ def watching_sockets(function: Callable[..., Any]) -> Callable[..., Any]:
             group = function(*args, **kwargs)
         finally:
             _control.leave_collective()
-        new = [number for number in _worker.connected_sockets(store_port()) if number not in before]
-        _control.add_group(group_name(group), new)
+        _control.add_group(group_name(group), new_sockets(before, group))
         return group
 
     return call
+
+
+def new_sockets(before: set[int], group: Any) -> list[int]:
+    """Shutting these down ends what waits in the group."""
+    new = [number for number in _worker.connected_sockets(store_port()) if number not in before]
+    return new + backend.abort_sockets(group)
 
 
 def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -187,8 +165,7 @@ def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
             function(*args, **kwargs)
         finally:
             _control.leave_collective()
-        new = [number for number in _worker.connected_sockets(store_port()) if number not in before]
-        _control.add_group(group_name(None), new)
+        _control.add_group(group_name(None), new_sockets(before, None))
         global _times_made
         _times_made += 1
         _made.clear()

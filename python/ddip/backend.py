@@ -1,0 +1,41 @@
+"""torch.distributed's backend `ddip`: known to torch as soon as both are imported, loaded when a group asks for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddip.when_imported import when_imported
+
+
+def make(store: Any, rank: int, size: int, timeout: Any) -> Any:
+    try:
+        from ddip import _engine
+    except ImportError as error:
+        raise RuntimeError(f"backend ddip: the engine was not built for this torch ({error})") from None
+    return _engine.C10dBackend(store, rank, size, timeout)
+
+
+def register() -> None:
+    import torch.distributed as distributed
+
+    if distributed.is_available() and "ddip" not in distributed.Backend.backend_list:
+        distributed.Backend.register_backend("ddip", make, devices=["cpu"])
+
+
+def register_when_torch_is_there() -> None:
+    when_imported("torch.distributed", register)
+
+
+def abort_sockets(group: Any) -> list[int]:
+    """Those of this group's backends that are ours."""
+    import torch
+    from torch.distributed import distributed_c10d as c10d
+
+    if group is None:
+        group = c10d._get_default_group()
+    if not isinstance(group, c10d.ProcessGroup):
+        return []  # this rank is not in it
+    if torch.device("cpu") not in group._device_types:
+        return []
+    socket = getattr(group._get_backend(torch.device("cpu")), "abort_socket", None)
+    return [] if socket is None else [socket]

@@ -1,0 +1,2 @@
+#define DDIP_KERNELS baseline
+#include "ddip/comm/reduce_kernels.inc"

@@ -1,0 +1,70 @@
+// Messages between two ranks, in order for each pair and tag. Each pair and direction has a ring in shared memory;
+// large messages stream through it. One thread moves all messages of this rank, so none waits for another's receiver.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "ddip/comm/shm/segment.h"
+
+namespace ddip::comm::shm {
+
+constexpr int kAnyRank = -1;
+
+class Mail {
+ public:
+  // Called once, on our thread: with the error, or without one and the rank at the other end.
+  using Done = std::function<void(std::exception_ptr error, int peer)>;
+
+  // `rings`: where this rank's rings begin in every arena, one ring of `ring_bytes` per receiver.
+  Mail(const Segment& segment, int rank, size_t rings, size_t ring_bytes, std::chrono::milliseconds patience);
+  ~Mail();
+
+  // The memory must stay until `done`.
+  void send(int to, int64_t tag, const void* data, size_t bytes, Done done);
+  void receive(int from, int64_t tag, void* data, size_t bytes, Done done);  // from kAnyRank too
+
+  static size_t rings_bytes(int world, size_t ring_bytes) { return static_cast<size_t>(world) * ring_bytes; }
+
+ private:
+  struct Ring;
+  struct Sending;
+  struct Receiving;
+  struct Arriving;
+  using Time = std::chrono::steady_clock::time_point;
+
+  Ring ring(int from, int to) const;
+  void run();
+  bool move_sendings();
+  bool move_arrivals();
+  bool take(int from, Arriving& arriving);
+  Receiving* wanted(int from, int64_t tag);
+  bool begin_arrival(int from, Arriving& arriving);
+  void give_stashed();
+  bool end_overdue();
+  void end_all(const std::exception_ptr& error);
+  void require_peer(int peer) const;
+  void post(std::function<void()> add);
+
+  const Segment& segment_;
+  const int rank_;
+  const size_t rings_;
+  const size_t ring_bytes_;
+  const std::chrono::milliseconds patience_;
+
+  std::mutex mutex_;                          // guards the next two
+  std::deque<std::function<void()>> posted_;  // run by our thread
+  bool stopping_ = false;
+  // of our thread
+  std::vector<std::deque<Sending>> sendings_;  // by receiver
+  std::list<Receiving> receivings_;
+  std::vector<Arriving> arriving_;  // by sender
+  std::thread thread_;
+};
+
+}  // namespace ddip::comm::shm

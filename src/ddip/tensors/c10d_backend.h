@@ -1,0 +1,87 @@
+// torch.distributed's backend `ddip`: our communicators under torch DDP, FSDP, DTensor and whatever else speaks c10d.
+#pragma once
+
+#include <memory>
+
+#include "ddip/comm/shm/watch.h"
+#include "ddip/tensors/elements.h"
+#include "ddip/tensors/worker_thread.h"
+
+namespace ddip::tensors {
+
+class C10dBackend : public c10d::Backend {
+ public:
+  struct Options : c10d::Backend::Options {
+    explicit Options(std::chrono::milliseconds timeout) : c10d::Backend::Options("ddip", timeout) {}
+  };
+
+  // Waits until all ranks are there.
+  C10dBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout);
+  ~C10dBackend() override;
+
+  const std::string getBackendName() const override { return "ddip"; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  c10::intrusive_ptr<c10d::Work> endCoalescing() override;
+
+  using Work = c10::intrusive_ptr<c10d::Work>;
+  using Tensors = std::vector<at::Tensor>;
+  using Lists = std::vector<std::vector<at::Tensor>>;
+  Work broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  Work allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  Work allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  Work allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
+  Work reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  Work allgather(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  Work _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  Work allgather_coalesced(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  Work allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  Work gather(Lists& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
+  Work scatter(Tensors& outputs, Lists& inputs, const c10d::ScatterOptions& options) override;
+  Work reduce_scatter(Tensors& outputs, Lists& inputs, const c10d::ReduceScatterOptions& options) override;
+  Work _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override;
+  Work reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                       const c10d::ReduceScatterOptions& options) override;
+  Work alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
+                     std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& options) override;
+  Work alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
+  Work send(Tensors& tensors, int to, int tag) override;
+  Work recv(Tensors& tensors, int from, int tag) override;
+  Work recvAnysource(Tensors& tensors, int tag) override;
+  Work barrier(const c10d::BarrierOptions& options) override;
+
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  // Every wait ends, on all ranks; the group is dead.
+  void abort() override;
+  void shutdown() override;
+
+  // Shutting it down is abort(), for who has no Python.
+  int abort_socket() const { return watch_->abort_socket(); }
+
+  // What this rank waits for now, in words.
+  std::string describe() const { return collectives_->describe(); }
+
+ private:
+  class OurWork;
+
+  // Runs `body` in its turn; `result` is what the work's future holds.
+  Work start(c10d::OpType type, bool async, Tensors result, std::function<void(comm::shm::Collectives&)> body);
+  Work receive(c10d::OpType type, Tensors& tensors, int from, int tag);
+  comm::shm::Mail& mail();
+
+  c10::intrusive_ptr<Options> options_;
+  std::unique_ptr<comm::shm::Segment> segment_;
+  std::unique_ptr<comm::shm::Collectives> collectives_;
+  std::unique_ptr<comm::shm::Watch> watch_;
+  std::mutex mail_mutex_;
+  std::unique_ptr<comm::shm::Mail> mail_;
+  std::atomic<uint64_t> sequence_ = 0;
+  std::vector<Work> coalesced_;
+  bool coalescing_ = false;
+  std::unique_ptr<WorkerThread> thread_;  // goes first: its tasks use the rest
+};
+
+}  // namespace ddip::tensors

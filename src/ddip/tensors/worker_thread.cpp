@@ -1,0 +1,71 @@
+#include "ddip/tensors/worker_thread.h"
+
+#include <signal.h>
+
+namespace ddip::tensors {
+
+WorkerThread::WorkerThread() {
+  sigset_t all, before;
+  ::sigfillset(&all);
+  for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) ::sigdelset(&all, fault);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { loop(); });
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+WorkerThread::~WorkerThread() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void WorkerThread::post(std::function<void()> task) {
+  {
+    std::lock_guard lock(mutex_);
+    tasks_.push_back(std::move(task));
+  }
+  changed_.notify_all();
+}
+
+void WorkerThread::run(const std::function<void()>& task) {
+  std::unique_lock lock(mutex_);
+  if (busy_ || !tasks_.empty()) {
+    bool done = false;
+    tasks_.push_back([&] {
+      task();
+      std::lock_guard inner(mutex_);
+      done = true;
+      changed_.notify_all();
+    });
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return done; });
+    return;
+  }
+  busy_ = true;
+  lock.unlock();
+  task();
+  lock.lock();
+  busy_ = false;
+  if (!tasks_.empty() || stopping_) changed_.notify_all();
+}
+
+void WorkerThread::loop() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return !busy_ && (stopping_ || !tasks_.empty()); });
+    if (tasks_.empty()) return;
+    auto task = std::move(tasks_.front());
+    tasks_.pop_front();
+    busy_ = true;
+    lock.unlock();
+    task();
+    task = nullptr;
+    lock.lock();
+    busy_ = false;
+  }
+}
+
+}  // namespace ddip::tensors
