@@ -9,7 +9,12 @@ if(DDIP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
 endif()
 
 add_library(ddip_options INTERFACE)
-target_compile_options(ddip_options INTERFACE -Wall -Wextra -Werror -Wno-unused-parameter -Wno-missing-field-initializers)
+target_compile_options(ddip_options INTERFACE -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers)
+# Errors with the compilers we work with; a warning that another one invents must not stop a user's build.
+if((CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13) OR
+   (CMAKE_CXX_COMPILER_ID MATCHES Clang AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 20))
+  target_compile_options(ddip_options INTERFACE -Werror)
+endif()
 if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
   # libstdc++ 12's own stable_sort uses what it calls deprecated, and clang blames the caller.
   target_compile_options(ddip_options INTERFACE -Wthread-safety -Wno-deprecated-declarations)

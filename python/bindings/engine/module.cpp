@@ -18,11 +18,11 @@ PYBIND11_MODULE(_engine, module) {
   module.doc() = "The data plane of ddip, on torch's tensors.";
   py::module_::import("torch.distributed");
   py::class_<C10dBackend, c10d::Backend, c10::intrusive_ptr<C10dBackend>>(module, "C10dBackend")
-      .def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                       std::chrono::milliseconds timeout) {
-             py::gil_scoped_release release;
-             return c10::make_intrusive<C10dBackend>(store, rank, size, timeout);
-           }),
+      .def(py::init(
+               [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout) {
+                 py::gil_scoped_release release;
+                 return c10::make_intrusive<C10dBackend>(store, rank, size, timeout);
+               }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"))
       .def_property_readonly("abort_socket", &C10dBackend::abort_socket)
       .def("describe", &C10dBackend::describe);

@@ -59,7 +59,8 @@ class Flat {
       : tensor_(tensor), flat_(on_cpu(tensor).contiguous()), write_back_(write_back && !flat_.is_same(tensor)) {}
   // A new one with room for `tensor`, whose old content does not matter.
   static Flat output(const at::Tensor& tensor) {
-    return tensor.is_contiguous() ? Flat(tensor, true) : Flat(tensor, at::empty_like(tensor, at::MemoryFormat::Contiguous));
+    return tensor.is_contiguous() ? Flat(tensor, true)
+                                  : Flat(tensor, at::empty_like(tensor, at::MemoryFormat::Contiguous));
   }
   void* data() const { return flat_.data_ptr(); }
   size_t bytes() const { return flat_.nbytes(); }
@@ -68,7 +69,8 @@ class Flat {
   }
 
  private:
-  Flat(const at::Tensor& tensor, at::Tensor flat) : tensor_(on_cpu(tensor)), flat_(std::move(flat)), write_back_(true) {}
+  Flat(const at::Tensor& tensor, at::Tensor flat)
+      : tensor_(on_cpu(tensor)), flat_(std::move(flat)), write_back_(true) {}
 
   at::Tensor tensor_;
   at::Tensor flat_;
@@ -267,8 +269,9 @@ C10dBackend::Work C10dBackend::broadcast(Tensors& tensors, const c10d::Broadcast
 C10dBackend::Work C10dBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   if (tensors.size() == 1 && tensors[0].is_sparse()) return allreduce_sparse(tensors, options);
   at::Tensor tensor = on_cpu(only(tensors, "all_reduce"));
-  return start(c10d::OpType::ALLREDUCE, is_async(options), {tensor},
-               [tensor, operation = options.reduceOp](Collectives& ranks) { all_reduce_one(ranks, tensor, operation); });
+  return start(
+      c10d::OpType::ALLREDUCE, is_async(options), {tensor},
+      [tensor, operation = options.reduceOp](Collectives& ranks) { all_reduce_one(ranks, tensor, operation); });
 }
 
 // Every rank gets everybody's entries and adds them up in the order of the ranks.
@@ -300,8 +303,8 @@ C10dBackend::Work C10dBackend::allreduce_sparse(Tensors& tensors, const c10d::Al
     at::Tensor sum;
     for (int rank = 0; rank < ranks.world(); ++rank) {
       int64_t here = counts[static_cast<size_t>(rank)];
-      at::Tensor part = at::sparse_coo_tensor(all_indices[rank].narrow(0, 0, here).t(), all_values[rank].narrow(0, 0, here),
-                                              tensor.sizes(), tensor.options());
+      at::Tensor part = at::sparse_coo_tensor(all_indices[rank].narrow(0, 0, here).t(),
+                                              all_values[rank].narrow(0, 0, here), tensor.sizes(), tensor.options());
       sum = sum.defined() ? sum + part : part;
     }
     tensor.copy_(sum);
@@ -330,9 +333,8 @@ C10dBackend::Work C10dBackend::reduce(Tensors& tensors, const c10d::ReduceOption
 C10dBackend::Work C10dBackend::allgather(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   at::Tensor input = on_cpu(only(inputs, "all_gather"));
   if (outputs.size() != 1) throw ConfigError("all_gather takes one list of outputs");
-  return start(c10d::OpType::ALLGATHER, is_async(options), outputs[0], [list = outputs[0], input](Collectives& ranks) {
-    all_gather_list(ranks, list, input);
-  });
+  return start(c10d::OpType::ALLGATHER, is_async(options), outputs[0],
+               [list = outputs[0], input](Collectives& ranks) { all_gather_list(ranks, list, input); });
 }
 
 C10dBackend::Work C10dBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -423,7 +425,7 @@ C10dBackend::Work C10dBackend::_reduce_scatter_base(at::Tensor& output, at::Tens
 C10dBackend::Work C10dBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                const c10d::ReduceScatterOptions& options) {
   if (outputs.size() != inputs.size()) throw ConfigError("reduce_scatter: as many outputs as inputs are needed");
-  return start(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, is_async(options), outputs,
+  return start(c10d::OpType::REDUCE_SCATTER, is_async(options), outputs,
                [outputs, inputs, operation = options.reduceOp](Collectives& ranks) {
                  for (size_t index = 0; index < inputs.size(); ++index)
                    reduce_scatter_one(ranks, outputs[index], inputs[index], operation);
@@ -465,7 +467,8 @@ comm::shm::Mail& C10dBackend::mail() {
 C10dBackend::Work C10dBackend::send(Tensors& tensors, int to, int tag) {
   at::Tensor tensor = on_cpu(only(tensors, "send")).contiguous();
   auto work = c10::make_intrusive<OurWork>(getRank(), c10d::OpType::SEND, 0, Tensors{});
-  mail().send(to, tag, tensor.data_ptr(), tensor.nbytes(), [work, tensor](std::exception_ptr error, int) { work->end(error); });
+  mail().send(to, tag, tensor.data_ptr(), tensor.nbytes(),
+              [work, tensor](std::exception_ptr error, int) { work->end(error); });
   if (coalescing_) coalesced_.push_back(work);
   return work;
 }

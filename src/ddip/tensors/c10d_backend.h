@@ -20,9 +20,12 @@ class C10dBackend : public c10d::Backend {
   ~C10dBackend() override;
 
   const std::string getBackendName() const override { return "ddip"; }
-  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
-  void setTimeout(std::chrono::milliseconds timeout) override;
-  bool supportsCoalescing() const override { return true; }
+  // Not marked `override`, here and below: torch 2.6 does not have them in its base.
+  // NOLINTBEGIN(modernize-use-override)
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() { return options_; }
+  void setTimeout(std::chrono::milliseconds timeout);
+  bool supportsCoalescing() const { return true; }
+  // NOLINTEND(modernize-use-override)
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
 
@@ -37,7 +40,8 @@ class C10dBackend : public c10d::Backend {
   Work allgather(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
   Work _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
   Work allgather_coalesced(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
-  Work allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  Work allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                       const c10d::AllgatherOptions& options) override;
   Work gather(Lists& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
   Work scatter(Tensors& outputs, Lists& inputs, const c10d::ScatterOptions& options) override;
   Work reduce_scatter(Tensors& outputs, Lists& inputs, const c10d::ReduceScatterOptions& options) override;
@@ -54,9 +58,11 @@ class C10dBackend : public c10d::Backend {
 
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  // NOLINTBEGIN(modernize-use-override)
   // Every wait ends, on all ranks; the group is dead.
-  void abort() override;
-  void shutdown() override;
+  void abort();
+  void shutdown();
+  // NOLINTEND(modernize-use-override)
 
   // Shutting it down is abort(), for who has no Python.
   int abort_socket() const { return watch_->abort_socket(); }
