@@ -76,15 +76,16 @@ class Report(unittest.TestResult):
     def addSkip(self, test: Any, reason: str) -> None:
         self._end(test, "skipped", reason[:80])
 
-    def addFailure(self, test: Any, error: Any) -> None:
-        text = self._exc_info_to_string(error, test).strip()  # type: ignore[attr-defined]
+    def addFailure(self, test: Any, err: Any) -> None:
+        text = self._exc_info_to_string(err, test).strip()  # type: ignore[attr-defined]
         self._end(test, "failed", text.splitlines()[-1][:300])
 
-    addError = addFailure  # noqa: N815
+    def addError(self, test: Any, err: Any) -> None:
+        self.addFailure(test, err)
 
 
 def main() -> int:
-    suite = unittest.defaultTestLoader.loadTestsFromTestCase(Suite)
+    suite: Any = unittest.defaultTestLoader.loadTestsFromTestCase(Suite)
     report = Report()
     begun = time.monotonic()
     for test in suite:
