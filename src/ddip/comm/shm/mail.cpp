@@ -303,7 +303,7 @@ bool Mail::end_overdue() {
   bool some = false;
   auto overdue = [&](const char* what, int peer) {
     some = true;
-    return std::make_exception_ptr(TimedOut(fmt::format("Timed out: rank {} waited {} s {} rank {}", rank_,
+    return std::make_exception_ptr(TimedOut(fmt::format("rank {} met its timeout of {} s {} rank {}", rank_,
                                                         static_cast<double>(patience_.count()) / 1000, what, peer)));
   };
   for (auto receiving = receivings_.begin(); receiving != receivings_.end();) {
@@ -326,7 +326,7 @@ bool Mail::end_overdue() {
                PeerLost(fmt::format("rank {} waits for a message of rank {}, which has left", rank_, from))),
            from);
     } else {
-      done(overdue("for a message of", from), from);
+      done(overdue("waiting for a message of", from), from);
     }
   }
   for (int to = 0; to < segment_.world(); ++to) {
@@ -335,7 +335,7 @@ bool Mail::end_overdue() {
       Done done = std::move(queue.front().done);
       bool begun = queue.front().sent > 0;
       queue.pop_front();
-      done(overdue("to send a message to", to), to);
+      done(overdue("sending a message to", to), to);
       if (begun) segment_.poison(kAborted);  // half a message lies in the ring: nothing that follows could be read
     }
   }

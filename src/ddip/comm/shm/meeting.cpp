@@ -108,7 +108,7 @@ void Meeting::check_poison() const {
 
 void Meeting::fail_for(int peer) const {
   const RankLine& line = segment_.line(peer);
-  throw TimedOut(fmt::format("Timed out: rank {} waited {} s in {} for rank {}, whose last call is {}", rank_,
+  throw TimedOut(fmt::format("rank {} met its timeout of {} s in {}, waiting for rank {}, whose last call is {}", rank_,
                              static_cast<double>(patience_.count()) / 1000,
                              shm::describe(segment_.line(rank_).newest()), peer, shm::describe(line.newest())));
 }
