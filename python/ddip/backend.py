@@ -12,7 +12,7 @@ def make(store: Any, rank: int, size: int, timeout: Any) -> Any:
         from ddip import _engine
     except ImportError as error:
         raise RuntimeError(f"backend ddip: the engine was not built for this torch ({error})") from None
-    return _engine.C10dBackend(store, rank, size, timeout)  # type: ignore[attr-defined]
+    return _engine.C10dBackend(store, rank, size, timeout)
 
 
 def register() -> None:
