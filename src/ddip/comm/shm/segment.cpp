@@ -24,6 +24,7 @@ void* map(const Fd& file, size_t bytes) {
   // Not reserved: arenas are large and mostly untouched.
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file.get(), 0);
   if (memory == MAP_FAILED) throw_errno("map shared memory");
+  ::madvise(memory, bytes, MADV_DONTDUMP);  // a core file need not hold gigabytes of it
   return memory;
 }
 
