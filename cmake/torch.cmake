@@ -1,9 +1,10 @@
 # libtorch from the Python environment's torch, without find_package(Torch), which wants CUDA's whole toolkit for a torch
 # that has CUDA. Sets DDIP_ENGINE: whether there is a torch to build the data plane on.
+option(DDIP_WITH_ENGINE "Build the data plane if there is a torch" ON)
 execute_process(
   COMMAND ${Python_EXECUTABLE} -c "import importlib.util as u, os; s = u.find_spec('torch'); print(os.path.dirname(s.origin) if s and s.origin else '')"
   OUTPUT_VARIABLE torch_folder OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
-if(torch_folder AND EXISTS ${torch_folder}/include/torch/csrc/distributed/c10d/Backend.hpp)
+if(DDIP_WITH_ENGINE AND torch_folder AND EXISTS ${torch_folder}/include/torch/csrc/distributed/c10d/Backend.hpp)
   set(DDIP_ENGINE ON)
   add_library(ddip_torch INTERFACE)
   target_include_directories(ddip_torch SYSTEM INTERFACE ${torch_folder}/include ${torch_folder}/include/torch/csrc/api/include)
@@ -14,5 +15,5 @@ if(torch_folder AND EXISTS ${torch_folder}/include/torch/csrc/distributed/c10d/B
   message(STATUS "ddip: data plane on the torch in ${torch_folder}")
 else()
   set(DDIP_ENGINE OFF)
-  message(STATUS "ddip: no torch in ${Python_EXECUTABLE}'s environment, the data plane is left out")
+  message(STATUS "ddip: the data plane is left out: not wanted, or no torch for ${Python_EXECUTABLE}")
 endif()
