@@ -1,16 +1,11 @@
 #include "ddip/tensors/worker_thread.h"
 
-#include <signal.h>
+#include "ddip/base/quiet_thread.h"
 
 namespace ddip::tensors {
 
 WorkerThread::WorkerThread() {
-  sigset_t all, before;
-  ::sigfillset(&all);
-  for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) ::sigdelset(&all, fault);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { loop(); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = start_quiet_thread([this] { loop(); });
 }
 
 WorkerThread::~WorkerThread() {

@@ -1,12 +1,12 @@
 #include "ddip/worker/handover.h"
 
-#include <signal.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <cerrno>
 
 #include "ddip/base/error.h"
+#include "ddip/base/quiet_thread.h"
 
 namespace ddip::worker {
 namespace {
@@ -21,13 +21,7 @@ Handover::Handover(net::Loop& loop, std::function<void()> on_taken)
     : loop_(loop), on_taken_(std::move(on_taken)), timer_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC)) {
   if (!timer_) throw_errno("timer");
   set_timer(1ns);
-  // Signals are the main thread's, but a fault of this thread is its own: blocked, it would end the process unheard.
-  sigset_t all, before;
-  ::sigfillset(&all);
-  for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) ::sigdelset(&all, fault);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = start_quiet_thread([this] { run(); });
 }
 
 Handover::~Handover() {

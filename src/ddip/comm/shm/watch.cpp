@@ -1,13 +1,13 @@
 #include "ddip/comm/shm/watch.h"
 
 #include <poll.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "ddip/base/error.h"
+#include "ddip/base/quiet_thread.h"
 
 namespace ddip::comm::shm {
 
@@ -23,12 +23,7 @@ Watch::Watch(const Segment& segment, int rank)
     peers_[static_cast<size_t>(peer)] = Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
     if (!peers_[static_cast<size_t>(peer)] && !segment.line(peer).left) segment.poison(1 + static_cast<uint32_t>(peer));
   }
-  sigset_t all, before;
-  ::sigfillset(&all);
-  for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) ::sigdelset(&all, fault);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = start_quiet_thread([this] { run(); });
 }
 
 Watch::~Watch() {
