@@ -1,7 +1,6 @@
 #include "ddip/comm/shm/mail.h"
 
 #include <fmt/format.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <cstring>
@@ -9,6 +8,7 @@
 
 #include "ddip/base/error.h"
 #include "ddip/base/futex.h"
+#include "ddip/base/quiet_thread.h"
 
 namespace ddip::comm::shm {
 namespace {
@@ -102,12 +102,7 @@ Mail::Mail(const Segment& segment, int rank, size_t rings, size_t ring_bytes, st
       patience_(patience),
       sendings_(static_cast<size_t>(segment.world())),
       arriving_(static_cast<size_t>(segment.world())) {
-  sigset_t all, before;
-  ::sigfillset(&all);
-  for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) ::sigdelset(&all, fault);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = start_quiet_thread([this] { run(); });
 }
 
 Mail::~Mail() {
@@ -164,9 +159,12 @@ void Mail::run() {
       posted.swap(posted_);
     }
     for (auto& add : posted) add();
-    if (uint32_t reason = segment_.header().poison.load())
+    if (uint32_t reason = segment_.header().poison.load()) {
       end_all(std::make_exception_ptr(
           PeerLost(reason == kAborted ? "the communicator was aborted" : fmt::format("rank {} is lost", reason - 1))));
+      bell.wait(heard, kLookAgain);
+      continue;  // what is half here has no place to go any more
+    }
     bool moved = move_sendings();
     moved |= move_arrivals();
     give_stashed();
@@ -313,10 +311,8 @@ bool Mail::end_overdue() {
       ++receiving;
       continue;
     }
-    if (receiving->taken) {
-      ++receiving;  // it comes, slowly
-      continue;
-    }
+    // Half of it is here: nothing that follows could be read.
+    if (receiving->taken) segment_.poison(kAborted);
     Done done = std::move(receiving->done);
     int from = receiving->from;
     receiving = receivings_.erase(receiving);

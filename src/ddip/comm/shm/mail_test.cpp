@@ -140,6 +140,32 @@ TEST_F(ImpatientMailTest, nobody_waits_longer_than_the_deadline) {
   EXPECT_THROW(send(0, 1, large).get(), TimedOut);
 }
 
+TEST_F(ImpatientMailTest, half_a_message_is_not_waited_for_any_longer_than_none) {
+  std::vector<uint8_t> large(1000000), got(large.size());
+  auto stuck = send(0, 1, large);
+  while (segment.line(1).bell.rung == 0) std::this_thread::yield();  // as much as the ring takes is in it
+  mail[0].reset();
+  EXPECT_THROW(stuck.get(), PeerLost);
+  EXPECT_THROW(receive(1, 0, got).get(), TimedOut);
+  EXPECT_THROW(receive(1, 0, got).get(), PeerLost) << "and nobody reads on in the middle of it";
+}
+
+TEST(Mail, abort_in_the_middle_of_large_messages_harms_nobody) {
+  for (int round = 0; round < 50; ++round) {
+    Segment segment = Segment::create(2, 4u << 20);
+    Collectives zero(segment, 0, 20s), one(segment, 1, 20s);
+    auto from = zero.open_mail(), to = one.open_mail();
+    std::vector<uint8_t> data(30000000), got(data.size());
+    std::promise<void> sent, received;
+    from->send(1, 0, data.data(), data.size(), [&](std::exception_ptr, int) { sent.set_value(); });
+    to->receive(0, 0, got.data(), got.size(), [&](std::exception_ptr, int) { received.set_value(); });
+    while (segment.line(1).bell.rung < 20) std::this_thread::yield();
+    segment.poison(kAborted);
+    sent.get_future().get();
+    received.get_future().get();
+  }
+}
+
 TEST_F(MailTest, lost_rank_ends_every_wait) {
   std::vector<uint8_t> data(4);
   auto waiting = receive(1, 0, data);
