@@ -63,8 +63,10 @@ void refuse_what_comes_later(const Flags& flags) {
 }
 
 std::string backend(const FlagText& flag) {
-  static const std::set<std::string> later = {"shm", "nccl", "mpi", "ddip"};
+  static const std::set<std::string> later = {"nccl", "mpi"};
   if (later.contains(flag.text)) refuse(flag, "this backend comes in a later release; expected auto or gloo");
+  if (flag.text == "shm" || flag.text == "ddip")
+    refuse(flag, "shared memory is chosen in a cell, by init_process_group(\"ddip\"); expected auto or gloo");
   return one_of(flag, {"auto", "gloo"});
 }
 

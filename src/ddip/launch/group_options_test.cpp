@@ -209,9 +209,11 @@ TEST(GroupOptions, bad_lines_are_refused_in_one_line) {
       {{"--slurm"}, "--slurm: Slurm jobs come in a later release; expected -n or -g on this machine"},
       {{"-a", "fastai"}, "-a fastai: apps come in a later release; expected -n or -g on this machine"},
       {{"--backend", "nccl"}, "--backend nccl: this backend comes in a later release; expected auto or gloo"},
-      {{"--backend", "shm"}, "--backend shm: this backend comes in a later release; expected auto or gloo"},
+      {{"--backend", "shm"},
+       "--backend shm: shared memory is chosen in a cell, by init_process_group(\"ddip\"); expected auto or gloo"},
       {{"--backend", "mpi"}, "--backend mpi: this backend comes in a later release; expected auto or gloo"},
-      {{"--backend", "ddip"}, "--backend ddip: this backend comes in a later release; expected auto or gloo"},
+      {{"--backend", "ddip"},
+       "--backend ddip: shared memory is chosen in a cell, by init_process_group(\"ddip\"); expected auto or gloo"},
       {{"--backend", "gluo"}, "--backend gluo: expected auto|gloo; did you mean gloo?"},
   };
   for (const Case& c : cases) EXPECT_EQ(config_error([&] { parsed(c.args); }), "%makedip " + c.message);
