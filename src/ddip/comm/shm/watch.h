@@ -1,5 +1,6 @@
-// Notices within milliseconds that a rank died, and lets nobody wait for it any more. A futex does not know. Also the way
-// to abort from where there is only a descriptor: a worker's control thread ends blocked operations by shutting sockets.
+// Notices within milliseconds that a rank died, and lets nobody wait for it any more. A futex does not know. Also the
+// way to abort from where there is only a descriptor: a worker's control thread ends blocked operations by shutting
+// sockets.
 #pragma once
 
 #include <thread>
