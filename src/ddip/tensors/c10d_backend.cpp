@@ -12,7 +12,7 @@ using comm::shm::Collectives;
 using Part = Collectives::Part;
 
 // Virtual; pages that nobody touches cost nothing.
-constexpr size_t kArenaBytes = size_t{1} << 33;
+constexpr size_t kArenaBytes = size_t{1} << 26;
 
 class C10dStore : public comm::Store {
  public:

@@ -18,8 +18,6 @@ constexpr size_t kSmallBytes = 16u << 10;
 constexpr size_t kLine = 128;
 constexpr size_t kRingBytes = 64u << 10;
 
-size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
-
 // Elements of a part that belong to one rank.
 struct Slice {
   size_t begin;
@@ -50,7 +48,7 @@ Collectives::Collectives(const Segment& segment, int rank, std::chrono::millisec
   size_t arena = segment.arena(rank).size();
   piece_bytes_ = std::min(kPieceBytes, arena / 8 / kLine * kLine);
   if (piece_bytes_ < static_cast<size_t>(world()) * 2 * sizeof(uint64_t)) throw ConfigError("the arena is too small");
-  heap_used_ = rings_begin() + Mail::rings_bytes(world(), kRingBytes);
+  if (rings_begin() + Mail::rings_bytes(world(), kRingBytes) > arena) throw ConfigError("the arena is too small");
 }
 
 Collectives::Half Collectives::half(int rank) const {
@@ -86,8 +84,11 @@ void Collectives::barrier() { meeting_.begin({.kind = Kind::barrier}); }
 
 void Collectives::all_reduce(void* data, size_t count, const Typed& typed) {
   require_reducible(typed);
-  if (const Symmetric* place = find_symmetric(data, count * size_of(typed.element)))
-    return all_reduce_symmetric(*place, data, count, typed);
+  // Little is sooner copied than met for twice.
+  if (count * size_of(typed.element) > std::min(kSmallBytes, piece_bytes_)) {
+    auto [slab, number] = find_symmetric(data, count * size_of(typed.element));
+    if (slab) return all_reduce_symmetric(*slab, number, data, count, typed);
+  }
   Operation operation{.count = count, .kind = Kind::all_reduce, .element = typed.element, .reduction = typed.reduction};
   size_t unit = size_of(typed.element);
   size_t bytes = count * unit;
@@ -112,24 +113,25 @@ void Collectives::all_reduce(void* data, size_t count, const Typed& typed) {
 
 // Two meetings whatever its size, and nothing is written to anybody's data before the second: who dies earlier leaves
 // everything as it was, who dies later has given its part.
-void Collectives::all_reduce_symmetric(const Symmetric& place, void* data, size_t count, const Typed& typed) {
-  size_t offset = static_cast<size_t>(at(data, 0) - segment_.arena(rank_).data());
+void Collectives::all_reduce_symmetric(const Slab& slab, uint64_t number, void* data, size_t count,
+                                       const Typed& typed) {
+  size_t offset = static_cast<size_t>(at(data, 0) - slab.part(rank_));
   meeting_.begin({.count = count,
                   .kind = Kind::all_reduce,
                   .element = typed.element,
                   .reduction = typed.reduction,
                   .symmetric = true,
-                  .place = offset});
+                  .place = number << 48 | offset});
   size_t unit = size_of(typed.element);
   Slice mine = slice_of(rank_, world(), count);
   const void* inputs[kMaxRanks];
-  for (int rank = 0; rank < world(); ++rank) inputs[rank] = segment_.arena(rank).data() + offset + mine.begin * unit;
-  comm::reduce(typed.element, typed.reduction, typed.scale, {inputs, static_cast<size_t>(world())},
-               segment_.arena(rank_).data() + place.slot, mine.count);
+  for (int rank = 0; rank < world(); ++rank) inputs[rank] = slab.part(rank) + offset + mine.begin * unit;
+  comm::reduce(typed.element, typed.reduction, typed.scale, {inputs, static_cast<size_t>(world())}, slab.slot(rank_),
+               mine.count);
   meeting_.again();
   for (int rank = 0; rank < world(); ++rank) {
     Slice slice = slice_of(rank, world(), count);
-    copy_bytes(at(data, slice.begin * unit), segment_.arena(rank).data() + place.slot, slice.count * unit);
+    copy_bytes(at(data, slice.begin * unit), slab.slot(rank), slice.count * unit);
   }
 }
 
@@ -254,30 +256,43 @@ std::unique_ptr<Mail> Collectives::open_mail() const {
 
 size_t Collectives::share_bytes() const { return piece_bytes_ / static_cast<size_t>(world()) / kLine * kLine; }
 
-void* Collectives::allocate(size_t bytes) {
-  size_t slot_bytes = round_up(bytes / static_cast<size_t>(world()) + kLine, kLine);
-  Symmetric place{heap_used_, round_up(std::max<size_t>(bytes, 1), kLine), 0};
-  place.slot = place.begin + place.bytes;
-  size_t end = place.slot + slot_bytes;
-  size_t arena = segment_.arena(rank_).size();
-  if (end > arena)
-    throw ConfigError(
-        fmt::format("{} MiB of shared memory asked for, {} MiB are left", bytes >> 20, (arena - heap_used_) >> 20));
-  meeting_.begin({.count = bytes, .kind = Kind::allocate, .place = place.begin});
-  heap_used_ = end;
-  symmetric_.push_back(place);
-  return segment_.arena(rank_).data() + place.begin;
+std::shared_ptr<std::byte> Collectives::allocate(size_t bytes) {
+  meeting_.begin({.count = bytes, .kind = Kind::allocate});
+  std::shared_ptr<Slab> slab;
+  std::string error;
+  auto attempt = [&](auto&& make) {
+    try {
+      slab = std::make_shared<Slab>(make());
+    } catch (const std::exception& failure) {
+      error = failure.what();
+    }
+  };
+  Slab::Offer offer;
+  if (rank_ == 0) {
+    attempt([&] { return Slab::create(world(), bytes); });
+    if (slab) offer = slab->offer();
+  }
+  broadcast(&offer, sizeof offer, 0);
+  if (rank_ != 0 && offer.pid != 0) attempt([&] { return Slab::open(offer, world(), bytes); });
+  // Everybody has it or nobody: the first rank that failed, as 1 + its number from the end.
+  int32_t failed = slab ? 0 : world() - rank_;
+  all_reduce(&failed, 1, {Element::i32, Reduction::max});
+  if (failed != 0)
+    throw ConfigError(fmt::format("{} MiB of shared memory are not to be had on rank {}{}", bytes >> 20,
+                                  world() - failed, error.empty() ? "" : ": " + error));
+  slab->close_file();
+  std::erase_if(allocated_, [](const Allocated& one) { return one.slab.expired(); });
+  allocated_.push_back({++allocations_, slab});
+  return {slab, slab->part(rank_)};
 }
 
-const Collectives::Symmetric* Collectives::find_symmetric(const void* data, size_t bytes) const {
-  const std::byte* arena = segment_.arena(rank_).data();
-  const std::byte* begin = at(data, 0);
-  if (begin < arena || begin >= arena + segment_.arena(rank_).size()) return nullptr;
-  size_t offset = static_cast<size_t>(begin - arena);
-  for (const Symmetric& place : symmetric_) {
-    if (offset >= place.begin && offset + bytes <= place.begin + place.bytes) return &place;
+std::pair<std::shared_ptr<Slab>, uint64_t> Collectives::find_symmetric(const void* data, size_t bytes) {
+  for (const Allocated& one : allocated_) {
+    std::shared_ptr<Slab> slab = one.slab.lock();
+    if (slab && slab->part(rank_) <= at(data, 0) && at(data, bytes) <= slab->part(rank_) + slab->bytes())
+      return {slab, one.number};
   }
-  return nullptr;
+  return {};
 }
 
 }  // namespace ddip::comm::shm

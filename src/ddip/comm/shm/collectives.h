@@ -12,6 +12,7 @@
 
 #include "ddip/comm/shm/mail.h"
 #include "ddip/comm/shm/meeting.h"
+#include "ddip/comm/shm/slab.h"
 
 namespace ddip::comm::shm {
 
@@ -43,8 +44,9 @@ class Collectives {
   };
   void all_to_all(const void* out, std::span<const Part> to, void* in, std::span<const Part> from);
 
-  // Memory of the own arena, at the same place in every rank's: all_reduce on it reads the peers' directly.
-  void* allocate(size_t bytes);
+  // Memory that all ranks see, at the same place for each: all_reduce on it reads the peers' directly. It is freed when
+  // its last holder lets go, on each rank by itself.
+  std::shared_ptr<std::byte> allocate(size_t bytes);
 
   // Messages between two ranks, through a part of the arena of their own.
   std::unique_ptr<Mail> open_mail() const;
@@ -61,11 +63,10 @@ class Collectives {
     std::byte* data;    // what the rank puts in
     std::byte* result;  // what it has reduced
   };
-  // Memory that allocate() gave: where it lies in each arena, and where a rank reduces its part to.
-  struct Symmetric {
-    size_t begin;
-    size_t bytes;
-    size_t slot;
+  // Memory that allocate() gave, and the how-manieth it was: the same on all ranks.
+  struct Allocated {
+    uint64_t number;
+    std::weak_ptr<Slab> slab;
   };
   using Step = std::function<void(size_t offset, size_t bytes)>;
 
@@ -74,10 +75,10 @@ class Collectives {
   // For each piece of `bytes` in all: put, meet, take.
   void in_pieces(const Operation& operation, size_t bytes, size_t piece, const Step& put, const Step& take);
   void reduce_halves(const Typed& typed, size_t offset, void* out, size_t count) const;
-  void all_reduce_symmetric(const Symmetric& place, void* data, size_t count, const Typed& typed);
+  void all_reduce_symmetric(const Slab& slab, uint64_t number, void* data, size_t count, const Typed& typed);
   size_t rings_begin() const { return 4 * piece_bytes_; }
   size_t share_bytes() const;  // of a piece, when it holds something different for each rank
-  const Symmetric* find_symmetric(const void* data, size_t bytes) const;
+  std::pair<std::shared_ptr<Slab>, uint64_t> find_symmetric(const void* data, size_t bytes);
 
   const Segment& segment_;
   const int rank_;
@@ -85,8 +86,8 @@ class Collectives {
   Meeting meeting_;
   size_t piece_bytes_ = 0;
   uint64_t turn_ = 0;  // which half is in use
-  size_t heap_used_ = 0;
-  std::vector<Symmetric> symmetric_;
+  uint64_t allocations_ = 0;
+  std::vector<Allocated> allocated_;
 };
 
 }  // namespace ddip::comm::shm

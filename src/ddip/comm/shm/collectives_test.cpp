@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <mutex>
 #include <numeric>
 #include <thread>
@@ -81,8 +82,9 @@ TEST_P(Worlds, all_reduce_in_shared_memory_also_of_a_part_of_it) {
       world,
       [&](Collectives& ranks) {
         constexpr size_t kCount = 10000;
-        auto* data = static_cast<float*>(ranks.allocate(kCount * sizeof(float)));
-        auto* other = static_cast<float*>(ranks.allocate(sizeof(float)));
+        auto memory = ranks.allocate(kCount * sizeof(float)), little = ranks.allocate(sizeof(float));
+        auto* data = reinterpret_cast<float*>(memory.get());
+        auto* other = reinterpret_cast<float*>(little.get());
         for (int round = 0; round < 20; ++round) {
           for (size_t index = 0; index < kCount; ++index) data[index] = value(ranks.rank() + round, index);
           *other = 1;
@@ -253,9 +255,22 @@ TEST(ShmCollectives, requests_that_make_no_sense_are_refused_before_anybody_wait
     EXPECT_THROW(ranks.all_reduce(data, 2, {Element::i32, Reduction::mean}), ConfigError);
     EXPECT_THROW(ranks.broadcast(data, 4, 2), ConfigError);
     EXPECT_THROW(ranks.broadcast(data, 4, -1), ConfigError);
-    EXPECT_THROW(ranks.allocate(1u << 30), ConfigError);
+    EXPECT_THROW(ranks.allocate(size_t{1} << 62), ConfigError);
     ranks.barrier();
   }));
+}
+
+TEST(ShmCollectives, shared_memory_goes_with_its_holder_and_its_place_is_told_from_the_next) {
+  auto errors = on_all(2, [](Collectives& ranks) {
+    constexpr size_t kCount = 100000;
+    for (int round = 0; round < 3000; ++round) ranks.allocate(kCount * 4);  // 2.4 GB of addresses, if they stayed
+    auto first = ranks.allocate(kCount * 4), second = ranks.allocate(kCount * 4);
+    ranks.all_reduce((ranks.rank() == 0 ? first : second).get(), kCount, {Element::f32});
+  });
+  for (const std::string& error : errors) EXPECT_NE(error.find("same calls"), std::string::npos) << error;
+  std::ifstream maps("/proc/self/maps");
+  std::string line;
+  while (std::getline(maps, line)) EXPECT_EQ(line.find("ddip-slab"), std::string::npos) << line;
 }
 
 TEST(ShmCollectives, who_does_not_come_is_named_after_the_deadline) {

@@ -112,7 +112,8 @@ TEST_F(ShmRanks, killed_rank_ends_the_wait_of_all_others_at_once) {
 TEST_F(ShmRanks, half_a_step_is_never_kept) {
   start(2, [&](Segment& shared, int rank) {
     Collectives ranks(shared, rank, 20s);
-    auto* data = static_cast<float*>(ranks.allocate(100000 * sizeof(float)));
+    auto memory = ranks.allocate(100000 * sizeof(float));
+    auto* data = reinterpret_cast<float*>(memory.get());
     ranks.barrier();
     Watch watch(shared, rank);
     for (size_t index = 0; index < 100000; ++index) data[index] = 1;

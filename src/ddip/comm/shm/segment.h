@@ -39,9 +39,9 @@ struct Operation {
   Kind kind = Kind::none;
   Element element = Element::u8;
   Reduction reduction = Reduction::sum;
-  bool symmetric = false;  // the data lies in the arenas, at the same place in each
+  bool symmetric = false;  // the data lies at the same place of memory that all ranks see
   int32_t root = -1;
-  uint64_t place = 0;  // of symmetric data
+  uint64_t place = 0;  // where it lies there
 
   bool agrees_with(const Operation& other) const;
 };
