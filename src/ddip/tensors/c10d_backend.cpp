@@ -497,6 +497,12 @@ C10dBackend::Work C10dBackend::barrier(const c10d::BarrierOptions& options) {
   return start(c10d::OpType::BARRIER, is_async(options), {}, [](Collectives& ranks) { ranks.barrier(); });
 }
 
+std::shared_ptr<std::byte> C10dBackend::allocate(size_t bytes) {
+  std::shared_ptr<std::byte> memory;
+  start(c10d::OpType::UNKNOWN, false, {}, [&](Collectives& ranks) { memory = ranks.allocate(bytes); })->wait();
+  return memory;
+}
+
 void C10dBackend::abort() { segment_->poison(comm::shm::kAborted); }
 
 void C10dBackend::shutdown() { segment_->leave(getRank()); }

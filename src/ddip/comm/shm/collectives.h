@@ -56,6 +56,7 @@ class Collectives {
   int rank() const { return rank_; }
   int world() const { return segment_.world(); }
   std::string describe() const { return meeting_.describe(); }
+  std::vector<double> waited() const { return meeting_.waited(); }
 
  private:
   // One rank's half of a piece.

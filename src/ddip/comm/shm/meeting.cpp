@@ -65,8 +65,25 @@ void Meeting::come() {
 }
 
 void Meeting::wait_for_all() {
-  auto deadline = Clock::now() + patience_;
-  for (int step = 1; step < segment_.world(); ++step) wait_for((rank_ + step) % segment_.world(), deadline);
+  auto begun = Clock::now();
+  auto deadline = begun + patience_;
+  for (int step = 1; step < segment_.world(); ++step) {
+    int peer = (rank_ + step) % segment_.world();
+    if (reached(segment_.line(peer).stage.load(std::memory_order_acquire), stage_)) continue;
+    wait_for(peer, deadline);
+    auto now = Clock::now();
+    waited_ns_[static_cast<size_t>(peer)].fetch_add(std::chrono::nanoseconds(now - begun).count(),
+                                                    std::memory_order_relaxed);
+    begun = now;
+  }
+}
+
+std::vector<double> Meeting::waited() const {
+  std::vector<double> seconds;
+  for (int rank = 0; rank < segment_.world(); ++rank)
+    seconds.push_back(static_cast<double>(waited_ns_[static_cast<size_t>(rank)].load(std::memory_order_relaxed)) *
+                      1e-9);
+  return seconds;
 }
 
 void Meeting::wait_for(int peer, Clock::time_point deadline) {

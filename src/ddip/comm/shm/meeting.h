@@ -1,8 +1,10 @@
 // Where the ranks wait for each other. Every wait has a deadline and ends when a rank is lost.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include "ddip/comm/shm/segment.h"
 
@@ -25,6 +27,8 @@ class Meeting {
   uint64_t sequence() const { return sequence_; }
   // "waits in all_reduce number 7 … for rank 1, which is in barrier number 5": for `why`.
   std::string describe() const;
+  // Seconds spent waiting for each rank so far. From any thread.
+  std::vector<double> waited() const;
 
  private:
   void come();
@@ -39,6 +43,7 @@ class Meeting {
   const std::chrono::nanoseconds spin_;
   uint64_t sequence_ = 0;
   uint32_t stage_ = 0;
+  std::array<std::atomic<int64_t>, kMaxRanks> waited_ns_ = {};
 };
 
 }  // namespace ddip::comm::shm

@@ -27,7 +27,7 @@ std::string on_gpus(const std::vector<int>& gpus) { return (gpus.size() == 1 ? "
 std::string gpu_sentence(int world_size, const std::vector<int>& gpus) {
   const int count = static_cast<int>(gpus.size());
   const auto unused = gpus.begin() + std::min(world_size, count);
-  const std::string text = counted(world_size, "worker") + " on " + on_gpus({gpus.begin(), unused});
+  std::string text = counted(world_size, "worker") + " on " + on_gpus({gpus.begin(), unused});
   if (world_size == count) return text;
   if (world_size < count) return text + " (unused: " + on_gpus({unused, gpus.end()}) + ")";
   const bool even = world_size % count == 0;

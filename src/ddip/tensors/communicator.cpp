@@ -1,0 +1,162 @@
+#include "ddip/tensors/communicator.h"
+
+#include <fmt/format.h>
+
+#include "ddip/base/error.h"
+#include "ddip/tensors/c10d_backend.h"
+
+namespace ddip::tensors {
+namespace {
+
+c10d::ReduceOp operation_of(comm::Reduction reduction) {
+  switch (reduction) {
+    case comm::Reduction::sum: return c10d::ReduceOp::SUM;
+    case comm::Reduction::mean: return c10d::ReduceOp::AVG;
+    case comm::Reduction::min: return c10d::ReduceOp::MIN;
+    case comm::Reduction::max: return c10d::ReduceOp::MAX;
+    case comm::Reduction::product: return c10d::ReduceOp::PRODUCT;
+    case comm::Reduction::bit_and: return c10d::ReduceOp::BAND;
+    case comm::Reduction::bit_or: return c10d::ReduceOp::BOR;
+    case comm::Reduction::bit_xor: return c10d::ReduceOp::BXOR;
+    case comm::Reduction::scaled_sum: break;
+  }
+  throw ConfigError("a scaled sum needs its factor: scale the tensor, then sum");
+}
+
+// Newer versions of torch are told that the caller waits at once, which saves a change of threads.
+template <typename Options>
+Options waiting(Options options) {
+  if constexpr (requires { options.asyncOp; }) options.asyncOp = false;
+  return options;
+}
+
+}  // namespace
+
+Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend, std::string name, std::string reason)
+    : backend_(std::move(backend)),
+      ours_(dynamic_cast<C10dBackend*>(backend_.get())),
+      name_(std::move(name)),
+      reason_(std::move(reason)) {}
+
+Capabilities Communicator::capabilities() const {
+  if (ours_)
+    return {.shared_tensors = true,
+            .identical_bits = true,
+            .names_mismatch = true,
+            .notices_death = true,
+            .aborts = true,
+            .measures_waiting = true};
+  return {.identical_bits = true};
+}
+
+at::Tensor Communicator::empty(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  if (!ours_ || !options.device().is_cpu()) return at::empty(sizes, options);
+  size_t bytes = static_cast<size_t>(c10::multiply_integers(sizes)) * options.dtype().itemsize();
+  std::shared_ptr<std::byte> memory = ours_->allocate(bytes);
+  void* data = memory.get();
+  return at::from_blob(data, sizes, [memory](void*) {}, options);
+}
+
+Communicator::Work Communicator::start_all_reduce(const at::Tensor& tensor, Reduction reduction) {
+  Tensors tensors{tensor};
+  c10d::AllreduceOptions options;
+  if (reduction == Reduction::mean && !ours_ && backend_->getBackendName() != "nccl") {
+    tensors[0].div_(world());  // torch's Gloo knows no mean
+    reduction = Reduction::sum;
+  }
+  options.reduceOp = operation_of(reduction);
+  return backend_->allreduce(tensors, options);
+}
+
+void Communicator::all_reduce(const at::Tensor& tensor, Reduction reduction) {
+  if (!ours_) {
+    start_all_reduce(tensor, reduction)->wait();
+    return;
+  }
+  Tensors tensors{tensor};
+  auto options = waiting(c10d::AllreduceOptions());
+  options.reduceOp = operation_of(reduction);
+  backend_->allreduce(tensors, options)->wait();
+}
+
+void Communicator::broadcast(const at::Tensor& tensor, int root) {
+  Tensors tensors{tensor};
+  auto options = waiting(c10d::BroadcastOptions());
+  options.rootRank = root;
+  backend_->broadcast(tensors, options)->wait();
+}
+
+void Communicator::reduce(const at::Tensor& tensor, int root, Reduction reduction) {
+  Tensors tensors{tensor};
+  auto options = waiting(c10d::ReduceOptions());
+  options.rootRank = root;
+  options.reduceOp = operation_of(reduction);
+  backend_->reduce(tensors, options)->wait();
+}
+
+at::Tensor Communicator::all_gather(const at::Tensor& tensor) {
+  std::vector<int64_t> sizes = tensor.sizes().vec();
+  sizes.insert(sizes.begin(), world());
+  at::Tensor all = at::empty(sizes, tensor.options());
+  at::Tensor flat = all.view({-1}), mine = tensor.contiguous().view({-1});
+  backend_->_allgather_base(flat, mine, waiting(c10d::AllgatherOptions()))->wait();
+  return all;
+}
+
+Communicator::Tensors Communicator::gather(const at::Tensor& tensor, int root) {
+  Tensors inputs{tensor}, list;
+  std::vector<Tensors> outputs;
+  if (rank() == root) {
+    for (int peer = 0; peer < world(); ++peer) list.push_back(at::empty_like(tensor));
+    outputs.push_back(list);
+  }
+  auto options = waiting(c10d::GatherOptions());
+  options.rootRank = root;
+  backend_->gather(outputs, inputs, options)->wait();
+  return list;
+}
+
+void Communicator::scatter(const at::Tensor& out, const Tensors& list, int root) {
+  Tensors outputs{out};
+  std::vector<Tensors> inputs;
+  if (rank() == root) inputs.push_back(list);
+  auto options = waiting(c10d::ScatterOptions());
+  options.rootRank = root;
+  backend_->scatter(outputs, inputs, options)->wait();
+}
+
+void Communicator::reduce_scatter(const at::Tensor& out, const at::Tensor& in, Reduction reduction) {
+  at::Tensor output = out, input = in;
+  auto options = waiting(c10d::ReduceScatterOptions());
+  options.reduceOp = operation_of(reduction);
+  backend_->_reduce_scatter_base(output, input, options)->wait();
+}
+
+void Communicator::all_to_all(const at::Tensor& out, const at::Tensor& in) {
+  at::Tensor output = out, input = in;
+  std::vector<int64_t> even;
+  backend_->alltoall_base(output, input, even, even, waiting(c10d::AllToAllOptions()))->wait();
+}
+
+void Communicator::barrier() { backend_->barrier(waiting(c10d::BarrierOptions()))->wait(); }
+
+Communicator::Work Communicator::start_send(const at::Tensor& tensor, int to, int tag) {
+  Tensors tensors{tensor};
+  return backend_->send(tensors, to, tag);
+}
+
+Communicator::Work Communicator::start_receive(const at::Tensor& tensor, int from, int tag) {
+  Tensors tensors{tensor};
+  return backend_->recv(tensors, from, tag);
+}
+
+void Communicator::abort() {
+  if (!ours_) throw ConfigError(fmt::format("backend {} cannot be aborted", name_));
+  ours_->abort();
+}
+
+std::string Communicator::describe() const { return ours_ ? ours_->describe() : ""; }
+
+std::vector<double> Communicator::waited() const { return ours_ ? ours_->waited() : std::vector<double>{}; }
+
+}  // namespace ddip::tensors

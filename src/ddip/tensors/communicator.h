@@ -1,0 +1,75 @@
+// What a rank does together with the others, on tensors: one contract over our own backend and any group of torch's.
+// Calls return when done; `start` gives a handle instead. All ranks make the same calls in the same order.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ddip/comm/element.h"
+#include "ddip/tensors/torch.h"
+
+namespace ddip::tensors {
+
+// What a backend promises. One suite of tests asserts it for each.
+struct Capabilities {
+  bool shared_tensors = false;    // empty() gives memory that all ranks see, and all_reduce on it copies less
+  bool identical_bits = false;    // a reduction gives every rank the same bits
+  bool names_mismatch = false;    // ranks that make different calls get an error that names both
+  bool notices_death = false;     // a killed rank is an error on the others at once, not after the timeout
+  bool aborts = false;            // abort() ends what waits, on all ranks
+  bool measures_waiting = false;  // waited() says for whom
+};
+
+class C10dBackend;
+
+class Communicator {
+ public:
+  using Work = c10::intrusive_ptr<c10d::Work>;
+  using Reduction = comm::Reduction;
+  using Tensors = std::vector<at::Tensor>;
+
+  // `name`: shm, gloo, nccl, …; `reason`: why it was chosen, for people.
+  Communicator(c10::intrusive_ptr<c10d::Backend> backend, std::string name, std::string reason);
+
+  int rank() const { return backend_->getRank(); }
+  int world() const { return backend_->getSize(); }
+  const std::string& name() const { return name_; }
+  const std::string& reason() const { return reason_; }
+  Capabilities capabilities() const;
+
+  // All ranks call it, with the same size.
+  at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options = {});
+
+  Work start_all_reduce(const at::Tensor& tensor, Reduction reduction = Reduction::sum);
+  void all_reduce(const at::Tensor& tensor, Reduction reduction = Reduction::sum);
+  void broadcast(const at::Tensor& tensor, int root = 0);
+  void reduce(const at::Tensor& tensor, int root, Reduction reduction = Reduction::sum);
+  // The result has one more dimension in front, of world().
+  at::Tensor all_gather(const at::Tensor& tensor);
+  Tensors gather(const at::Tensor& tensor, int root);                  // empty but on root
+  void scatter(const at::Tensor& out, const Tensors& list, int root);  // `list` on root only
+  void reduce_scatter(const at::Tensor& out, const at::Tensor& in, Reduction reduction = Reduction::sum);
+  void all_to_all(const at::Tensor& out, const at::Tensor& in);
+  void barrier();
+  // In order for each pair and tag.
+  Work start_send(const at::Tensor& tensor, int to, int tag = 0);
+  Work start_receive(const at::Tensor& tensor, int from, int tag = 0);
+
+  // Every wait ends, on all ranks; nothing can be done with it afterwards.
+  void abort();
+  // What this rank waits for now, in words; empty where the backend does not know.
+  std::string describe() const;
+  // Seconds this rank has waited for each of the others so far; empty where the backend does not know.
+  std::vector<double> waited() const;
+
+  const c10::intrusive_ptr<c10d::Backend>& backend() const { return backend_; }
+
+ private:
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  C10dBackend* ours_;  // null: it is torch's
+  std::string name_;
+  std::string reason_;
+};
+
+}  // namespace ddip::tensors
