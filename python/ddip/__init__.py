@@ -14,19 +14,23 @@ if not sys.platform.startswith("linux"):
 
 if TYPE_CHECKING:
     from ddip.cell import Cell, Result
+    from ddip.communicators import comm
+    from ddip.data_parallel import DataParallel
     from ddip.errors import ConfigError, PeerLost, ProtocolError, RankError, TimedOut
     from ddip.group import Group, attach, groups
 
 __version__ = "0.1.0"
 __all__ = [
-    "Cell", "ConfigError", "Group", "PeerLost", "ProtocolError", "RankError", "Result", "TimedOut", "attach", "device", "groups", "rank",
-    "rebuild", "wait_for_debugger", "world_size",
+    "Cell", "ConfigError", "DataParallel", "Group", "PeerLost", "ProtocolError", "RankError", "Result", "TimedOut", "attach", "comm",
+    "device", "groups", "rank", "rebuild", "wait_for_debugger", "world_size",
 ]  # fmt: skip
 
 # Loaded on first use: a worker that forks from the warm parent needs none of the client.
 _HOME = {
     "Cell": "ddip.cell",
     "Result": "ddip.cell",
+    "DataParallel": "ddip.data_parallel",
+    "comm": "ddip.communicators",
     "ConfigError": "ddip.errors",
     "PeerLost": "ddip.errors",
     "ProtocolError": "ddip.errors",
@@ -36,7 +40,7 @@ _HOME = {
     "attach": "ddip.group",
     "groups": "ddip.group",
 }
-_LATER = ("comm", "DataParallel", "Pipeline")
+_LATER = ("Pipeline",)
 
 
 def _register_backend() -> None:

@@ -3,8 +3,9 @@
 
 #include <pybind11/chrono.h>
 
-#include "ddip/base/error.h"
+#include "bind.h"
 #include "ddip/tensors/c10d_backend.h"
+#include "errors.h"
 
 namespace ddip::bindings {
 namespace {
@@ -12,11 +13,7 @@ namespace {
 namespace py = pybind11;
 using tensors::C10dBackend;
 
-}  // namespace
-
-PYBIND11_MODULE(_engine, module) {
-  module.doc() = "The data plane of ddip, on torch's tensors.";
-  py::module_::import("torch.distributed");
+void bind_backend(py::module_& module) {
   py::class_<C10dBackend, c10d::Backend, c10::intrusive_ptr<C10dBackend>>(module, "C10dBackend")
       .def(py::init(
                [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout) {
@@ -26,6 +23,17 @@ PYBIND11_MODULE(_engine, module) {
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"))
       .def_property_readonly("abort_socket", &C10dBackend::abort_socket)
       .def("describe", &C10dBackend::describe);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_engine, module) {
+  module.doc() = "The data plane of ddip, on torch's tensors.";
+  py::module_::import("torch.distributed");
+  register_errors();
+  bind_backend(module);
+  bind_communicator(module);
+  bind_data_parallel(module);
 }
 
 }  // namespace ddip::bindings

@@ -1,0 +1,11 @@
+// One function per file of this folder.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace ddip::bindings {
+
+void bind_communicator(pybind11::module_& module);
+void bind_data_parallel(pybind11::module_& module);
+
+}  // namespace ddip::bindings

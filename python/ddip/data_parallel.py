@@ -1,0 +1,248 @@
+"""Data parallel training: the same model on every rank, each with its own part of the batch, gradients averaged."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ddip.communicators import comm, engine
+from ddip.errors import ConfigError
+
+COMPRESSORS = ("none", "fp16", "bf16", "int8", "topk", "powersgd")
+# Ours; every other attribute is the model's.
+OWN = {"module", "training", "_dp"}
+
+
+class DataParallel(nn.Module):
+    """Wraps a model; train it as before. Gradients are averaged over the ranks while backward runs, so that training equals
+    training in one process on the joint batch.
+
+    The model's attributes and methods stay reachable through the wrapper, and which of them computes the loss does not
+    matter. `state_dict` has the model's own keys, and loads checkpoints of torch's DistributedDataParallel.
+
+    compress     what travels: none, fp16, bf16, int8, topk, powersgd
+    bucket_mb    gradients travel together in pieces of this size
+    find_unused  parameters may get no gradient in a backward (False saves a message per step)
+    static_graph every backward uses the same parameters as the first
+    broadcast_buffers  rank 0's running statistics are everybody's, at every forward in training
+    nonfinite    what happens when a compressed gradient is not finite: "skip" drops the gradients of that step on all
+                 ranks, "keep" leaves them for a GradScaler to find
+    ranks        the communicator, `ddip.comm()` if not given
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        compress: str = "none",
+        bucket_mb: float = 25.0,
+        find_unused: bool = True,
+        static_graph: bool = False,
+        broadcast_buffers: bool = True,
+        nonfinite: str = "skip",
+        ranks: Any = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(module, nn.Module):
+            raise ConfigError(f"DataParallel wraps a torch.nn.Module, not a {type(module).__name__}")
+        if compress not in COMPRESSORS:
+            raise ConfigError(f"compress={compress!r} is unknown, one of {', '.join(COMPRESSORS)} was expected")
+        if nonfinite not in ("skip", "keep"):
+            raise ConfigError(f"nonfinite={nonfinite!r} is unknown, skip or keep was expected")
+        if not bucket_mb > 0:
+            raise ConfigError(f"bucket_mb={bucket_mb} is no size")
+        options = {
+            "first_bucket_bytes": int(min(1.0, bucket_mb) * 2**20),
+            "bucket_bytes": int(bucket_mb * 2**20),
+            "find_unused": find_unused,
+            "static_graph": static_graph,
+            "keep_nonfinite": nonfinite == "keep",
+            "compress": compress,
+        }
+        self.module = module
+        self._dp = Engine(module, options, broadcast_buffers, ranks)
+        self._dp.plan()
+
+    # --- training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._dp.before_forward()
+        return self.module(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backwards inside only add up gradients; the next one outside averages the sum."""
+        before, self._dp.reducer.sync = self._dp.reducer.sync, False
+        self._dp.sync = False
+        try:
+            yield
+        finally:
+            self._dp.sync = before
+            self._dp.reducer.sync = before
+
+    @contextlib.contextmanager
+    def join(self, divide_by_initial_world_size: bool = False) -> Iterator[None]:
+        """Ranks may have different numbers of batches: who is done takes part with nothing until all are. The mean is over
+        the ranks that have data. At the end all have the model of a rank that trained to the last."""
+        self._dp.reducer.begin_join(divide_by_initial_world_size)
+        yield
+        newest = self._dp.reducer.end_join(self._dp.sync_buffers)
+        self._dp.broadcast(newest)
+
+    def stats(self) -> dict[str, Any]:
+        """Since the last call: steps, seconds of compute, of communication that backward waited for (exposed), of waiting
+        for each rank and which is the slowest, bytes; the timeline of the last backward."""
+        stats: dict[str, Any] = self._dp.reducer.take_stats()
+        waited = stats["waited_seconds"]
+        stats["slowest_rank"] = max(range(len(waited)), key=waited.__getitem__) if any(waited) else None
+        stats["buckets"] = len(self._dp.reducer.buckets)
+        return stats
+
+    def check_replicas(self) -> list[str]:
+        """Names of parameters and buffers that differ between the ranks. All ranks call it."""
+        named = [*self.module.named_parameters(), *self.module.named_buffers()]
+        equal = engine().are_equal(self._dp.ranks, [tensor.detach() for _, tensor in named])
+        return [name for (name, _), same in zip(named, equal, strict=True) if not same]
+
+    # --- the model shines through
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "_modules" not in self.__dict__ or "module" not in self.__dict__["_modules"]:
+                raise
+        value = getattr(self.module, name)
+        if callable(value) and not isinstance(value, nn.Module) and "_dp" in self.__dict__:
+            self._dp.refresh()  # a method may train: the plan must fit the model as it is now
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in OWN or "_dp" not in self.__dict__:
+            super().__setattr__(name, value)
+        else:
+            setattr(self.module, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.module, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.module[key]  # type: ignore[index]
+
+    def __len__(self) -> int:
+        return len(self.module)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.module)  # type: ignore[call-overload, no-any-return]
+
+    def __bool__(self) -> bool:
+        return True  # also around a model of length 0
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        """Also of a checkpoint that torch's DistributedDataParallel wrote, whose keys begin with "module."."""
+        own = self.module.state_dict().keys()
+        if (
+            state_dict
+            and all(key.startswith("module.") for key in state_dict)
+            and not all(key.startswith("module.") for key in own)
+        ):
+            state_dict = {key.removeprefix("module."): value for key, value in state_dict.items()}
+        return self.module.load_state_dict(state_dict, *args, **kwargs)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        """As a part of another model: the keys there have no "module." either."""
+        for key in [key for key in state_dict if key.startswith(prefix)]:
+            rest = key[len(prefix) :]
+            if not rest.startswith("module."):
+                state_dict[f"{prefix}module.{rest}"] = state_dict.pop(key)
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Any:
+        return self.module.named_parameters(prefix, recurse, remove_duplicate)
+
+    def named_buffers(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Any:
+        return self.module.named_buffers(prefix, recurse, remove_duplicate)
+
+    def __getstate__(self) -> Any:
+        raise ConfigError("DataParallel belongs to its ranks: save dp.state_dict() or dp.module")
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise ConfigError("DataParallel belongs to its ranks: copy dp.module")
+
+
+class Engine:
+    """What stands behind a DataParallel, out of nn.Module's sight."""
+
+    def __init__(self, module: nn.Module, options: dict[str, Any], broadcast_buffers: bool, ranks: Any) -> None:
+        self.module = module
+        self.options = options
+        self.broadcast_buffers = broadcast_buffers
+        self.given = ranks
+        self.sync = True
+        self.ranks: Any = None
+        self.reducer: Any = None
+
+    def plan(self) -> None:
+        """All ranks: the model as it is now, with rank 0's values everywhere."""
+        self.ranks = self.given if self.given is not None else comm()
+        named = list(self.module.named_parameters())
+        parameters = [parameter for _, parameter in named]
+        names = [name for name, _ in named]
+        engine().require_same_shapes(self.ranks, names, parameters)
+        self.broadcast(0)
+        self.reducer = engine().Reducer(self.ranks, parameters, names, **self.options)
+        self.reducer.sync = self.sync
+
+    def broadcast(self, root: int) -> None:
+        tensors = [tensor.detach() for tensor in (*self.module.parameters(), *self.module.buffers())]
+        engine().broadcast_all(self.ranks, tensors, root)
+
+    def sync_buffers(self, root: int) -> None:
+        if self.broadcast_buffers:
+            buffers = [buffer.detach() for buffer in self.module.buffers()]
+            if buffers:
+                engine().broadcast_all(self.ranks, buffers, root)
+
+    def refresh(self) -> None:
+        """After .to(), .double(), load_state_dict(assign=True), a part replaced, a group rebuilt: plans anew. Not in join
+        and not without sync, where ranks may be at different places."""
+        if self.reducer.joining:
+            return
+        current = self.given if self.given is not None else comm()
+        if current is not self.ranks or not self.reducer.fits(parameters_of(self.module)):
+            self.plan()
+
+    def before_forward(self) -> None:
+        self.refresh()
+        if not (self.sync and self.module.training and torch.is_grad_enabled()):
+            return
+        self.reducer.note_forward()
+        self.sync_buffers(self.reducer.announce_forward() if self.reducer.joining else 0)
+
+
+def parameters_of(module: nn.Module) -> list[nn.Parameter]:
+    """list(module.parameters()), without the names: this runs in every forward."""
+    found: list[nn.Parameter] = []
+    seen: set[int] = set()
+    modules = [module]
+    seen_modules: set[int] = set()
+    while modules:
+        one = modules.pop()
+        if id(one) in seen_modules:
+            continue
+        seen_modules.add(id(one))
+        for parameter in one._parameters.values():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                found.append(parameter)
+        modules += [child for child in reversed(one._modules.values()) if child is not None]
+    return found
+
+
+__all__ = ["DataParallel"]

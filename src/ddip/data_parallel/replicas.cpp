@@ -1,0 +1,114 @@
+#include "ddip/data_parallel/replicas.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "ddip/base/error.h"
+
+namespace ddip::data_parallel {
+namespace {
+
+constexpr uint64_t kBasis = 0xcbf29ce484222325, kPrime = 0x100000001b3;
+
+// FNV-1a, eight bytes at a time: to tell replicas apart, not to keep anybody out.
+uint64_t hash_of(const void* data, size_t bytes, uint64_t hash = kBasis) {
+  const auto* at = static_cast<const unsigned char*>(data);
+  for (; bytes >= 8; bytes -= 8, at += 8) {
+    uint64_t word;
+    std::memcpy(&word, at, 8);
+    hash = (hash ^ word) * kPrime;
+    hash ^= hash >> 29;
+  }
+  for (; bytes > 0; --bytes, ++at) hash = (hash ^ *at) * kPrime;
+  return hash;
+}
+
+std::string shape_of(const at::Tensor& tensor) {
+  return fmt::format("{} of {}", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), "×"));
+}
+
+// On the device that the communicator works with, if the tensors say one.
+at::Tensor gathered(tensors::Communicator& ranks, const std::vector<int64_t>& numbers, const at::Device& device) {
+  at::Tensor mine = at::tensor(numbers, at::kLong).to(device);
+  return ranks.all_gather(mine).cpu();
+}
+
+at::Device device_of(const std::vector<at::Tensor>& tensors) {
+  return tensors.empty() ? at::kCPU : tensors[0].device();
+}
+
+}  // namespace
+
+void require_same_shapes(tensors::Communicator& ranks, const std::vector<std::string>& names,
+                         const std::vector<at::Tensor>& tensors) {
+  at::Device device = device_of(tensors);
+  at::Tensor counts = gathered(ranks, {static_cast<int64_t>(tensors.size())}, device);
+  for (int rank = 1; rank < ranks.world(); ++rank) {
+    if (counts[rank].item<int64_t>() != counts[0].item<int64_t>())
+      throw ConfigError(fmt::format("the model has {} parameters on rank 0 and {} on rank {}",
+                                    counts[0].item<int64_t>(), counts[rank].item<int64_t>(), rank));
+  }
+  if (tensors.empty()) return;
+  std::vector<int64_t> hashes;
+  for (size_t index = 0; index < tensors.size(); ++index) {
+    std::string text = names[index] + " " + shape_of(tensors[index]);
+    hashes.push_back(static_cast<int64_t>(hash_of(text.data(), text.size())));
+  }
+  at::Tensor all = gathered(ranks, hashes, device);
+  for (size_t index = 0; index < tensors.size(); ++index) {
+    at::Tensor column = all.select(1, static_cast<int64_t>(index));
+    if ((column == column[0]).all().item<bool>()) continue;
+    throw ConfigError(fmt::format("parameter number {} differs between the ranks: on rank {} it is {}, {}", index,
+                                  ranks.rank(), names[index], shape_of(tensors[index])));
+  }
+}
+
+void broadcast_all(tensors::Communicator& ranks, const std::vector<at::Tensor>& tensors, int root) {
+  at::NoGradGuard no_grad;
+  std::vector<at::Device> devices;
+  for (const at::Tensor& tensor : tensors) {
+    if (std::find(devices.begin(), devices.end(), tensor.device()) == devices.end()) devices.push_back(tensor.device());
+  }
+  for (const at::Device& device : devices) {
+    std::vector<at::Tensor> here, bytes;
+    for (const at::Tensor& tensor : tensors) {
+      if (tensor.device() != device || tensor.numel() == 0) continue;
+      here.push_back(tensor);
+      bytes.push_back(tensor.detach().contiguous().view({-1}).view(at::kByte));
+    }
+    if (here.empty()) continue;
+    at::Tensor all = bytes.size() == 1 ? bytes[0] : at::cat(bytes);
+    ranks.broadcast(all, root);
+    if (ranks.rank() == root) continue;
+    int64_t begin = 0;
+    for (const at::Tensor& tensor : here) {
+      int64_t length = static_cast<int64_t>(tensor.nbytes());
+      // A piece that begins anywhere cannot be seen as another type.
+      at::Tensor part = all.narrow(0, begin, length);
+      if (bytes.size() > 1) part = part.clone();
+      tensor.detach().copy_(part.view(tensor.scalar_type()).view(tensor.sizes()));
+      begin += length;
+    }
+  }
+}
+
+std::vector<bool> are_equal(tensors::Communicator& ranks, const std::vector<at::Tensor>& tensors) {
+  if (tensors.empty()) return {};
+  at::NoGradGuard no_grad;
+  std::vector<int64_t> hashes;
+  for (const at::Tensor& tensor : tensors) {
+    at::Tensor here = tensor.detach().cpu().contiguous();
+    std::string shape = shape_of(here);
+    hashes.push_back(
+        static_cast<int64_t>(hash_of(here.data_ptr(), here.nbytes(), hash_of(shape.data(), shape.size()))));
+  }
+  at::Tensor all = gathered(ranks, hashes, device_of(tensors));
+  std::vector<bool> equal;
+  for (size_t index = 0; index < tensors.size(); ++index) {
+    at::Tensor column = all.select(1, static_cast<int64_t>(index));
+    equal.push_back((column == column[0]).all().item<bool>());
+  }
+  return equal;
+}
+
+}  // namespace ddip::data_parallel

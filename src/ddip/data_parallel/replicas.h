@@ -1,0 +1,21 @@
+// Copies of one model on all ranks: the same shapes, and the same values as one of them has.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ddip/tensors/communicator.h"
+
+namespace ddip::data_parallel {
+
+// Throws ConfigError on all ranks, naming the first parameter that differs.
+void require_same_shapes(tensors::Communicator& ranks, const std::vector<std::string>& names,
+                         const std::vector<at::Tensor>& tensors);
+
+// Every tensor becomes what it is on `root`, in one message for each device.
+void broadcast_all(tensors::Communicator& ranks, const std::vector<at::Tensor>& tensors, int root);
+
+// For each tensor, whether it is the same bits on all ranks; the same answer everywhere.
+std::vector<bool> are_equal(tensors::Communicator& ranks, const std::vector<at::Tensor>& tensors);
+
+}  // namespace ddip::data_parallel

@@ -1,0 +1,464 @@
+"""Runs on the ranks of a group: trains a model under ddip.DataParallel and, beside it, a plain copy in one process on what
+all ranks have together. Each case returns the largest difference between the two (or asserts something of its own)."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import ddip
+
+torch.set_num_threads(1)
+rank, world = ddip.rank(), ddip.world_size()
+DOUBLE = torch.float64
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+
+def batch(step: int, of: int, size: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    """What rank `of` has in this step: different for each."""
+    generator = torch.Generator().manual_seed(1000 * step + of)
+    return torch.randn(size, 6, generator=generator, dtype=DOUBLE), torch.randn(
+        size, 3, generator=generator, dtype=DOUBLE
+    )
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 20), nn.Tanh(), nn.Linear(20, 3)).to(DOUBLE)
+
+
+def squares(model: Any, x: torch.Tensor, y: torch.Tensor, of: int, step: int) -> torch.Tensor:
+    return F.mse_loss(model(x), y)
+
+
+def pair(make: Callable[[], nn.Module], **options: Any) -> tuple[nn.Module, Any]:
+    """The plain model with rank 0's values, and the wrapped one, which begins with other values on the other ranks."""
+    torch.manual_seed(0)
+    single = make()
+    torch.manual_seed(rank)
+    return single, ddip.DataParallel(make(), bucket_mb=0.001, **options)
+
+
+def apart(single: nn.Module, dp: Any) -> float:
+    ours, theirs = list(dp.named_parameters()), list(single.named_parameters())
+    assert [name for name, _ in ours] == [name for name, _ in theirs]
+    assert dp.check_replicas() == [], dp.check_replicas()
+    return max((a.detach() - b.detach()).abs().max().item() for (_, a), (_, b) in zip(ours, theirs, strict=True))
+
+
+def gradients_apart(single: nn.Module, dp: Any) -> float:
+    worst = 0.0
+    for (name, a), (_, b) in zip(dp.named_parameters(), single.named_parameters(), strict=True):
+        assert (a.grad is None) == (b.grad is None), f"{name}: {a.grad} {b.grad}"
+        if a.grad is not None:
+            worst = max(worst, (a.grad.to_dense() - b.grad.to_dense()).abs().max().item())
+    return worst
+
+
+def train(
+    make: Any = mlp,
+    loss_of: Any = squares,
+    *,
+    steps: int = 6,
+    optimizer: Any = sgd,
+    to_none: bool = True,
+    **options: Any,
+) -> float:
+    single, dp = pair(make, **options)
+    one, ours = optimizer(single), optimizer(dp)
+    worst = 0.0
+    for step in range(steps):
+        one.zero_grad(to_none)
+        (sum(loss_of(single, *batch(step, of), of, step) for of in range(world)) / world).backward()
+        ours.zero_grad(to_none)
+        loss_of(dp, *batch(step, rank), rank, step).backward()
+        if to_none:
+            worst = max(worst, gradients_apart(single, dp))
+        one.step()
+        ours.step()
+    return max(worst, apart(single, dp))
+
+
+# --- models and losses
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.second = nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+        self.last = nn.Linear(6, 3)
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+class Branches(nn.Module):
+    """Which branch is used depends on who asks; one is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Linear(6, 3) for _ in range(4))
+        self.common = nn.Linear(3, 3)
+        self.double()
+
+    def forward(self, x: torch.Tensor, which: int) -> Any:
+        return self.common(self.branches[which](x))
+
+
+def by_rank(model: Any, x: Any, y: Any, of: int, step: int) -> torch.Tensor:
+    return F.mse_loss(model(x, of % 3), y)
+
+
+def by_step(model: Any, x: Any, y: Any, of: int, step: int) -> torch.Tensor:
+    return F.mse_loss(model(x, step % 3), y)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.first, self.middle, self.last = (
+            nn.Linear(6, 8),
+            nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)),
+            nn.Linear(8, 3),
+        )
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.last(checkpoint(self.middle, self.first(x), use_reentrant=self.reentrant))
+
+
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = (
+            nn.Sequential(nn.Conv2d(2, 8, 3), nn.ReLU(), nn.Conv2d(8, 3, 3))
+            .double()
+            .to(memory_format=torch.channels_last)
+        )
+
+    def forward(self, x: torch.Tensor) -> Any:
+        image = (
+            torch.cat([x, x], 1)
+            .reshape(-1, 2, 6, 1)
+            .expand(-1, -1, -1, 6)
+            .contiguous(memory_format=torch.channels_last)
+        )
+        return self.body(image).mean((2, 3))
+
+
+class Gan(nn.Module):
+    """As fastai has it: one module, two halves, and which one trains is switched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+        self.critic = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1))
+        self.gen_mode = False
+        self.double()
+
+    def switch(self, gen_mode: bool) -> None:
+        self.gen_mode = gen_mode
+        self.generator.requires_grad_(gen_mode)
+        self.critic.requires_grad_(not gen_mode)
+
+    def generator_loss(self, x: torch.Tensor) -> torch.Tensor:
+        return -self.critic(self.generator(x)).mean()
+
+    def critic_loss(self, x: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+        return self.critic(self.generator(x)).mean() - self.critic(real).mean()
+
+
+def gan_loss(model: Any, x: Any, y: Any, of: int, step: int) -> torch.Tensor:
+    model.switch(step % 2 == 1)
+    assert model.gen_mode == (step % 2 == 1)
+    return model.generator_loss(x) if model.gen_mode else model.critic_loss(x, y)
+
+
+def penalty(model: Any, x: Any, y: Any, of: int, step: int) -> torch.Tensor:
+    """A gradient inside a loss."""
+    x = x.clone().requires_grad_()
+    out = model(x)
+    (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    return F.mse_loss(out, y) + slope.pow(2).mean()
+
+
+def twice(model: Any, x: Any, y: Any, of: int, step: int) -> torch.Tensor:
+    """Two forwards before the backward."""
+    first, second = model(x), model(-x)
+    return F.mse_loss(first, y) + F.mse_loss(second, y)
+
+
+def sparse_model() -> nn.Module:
+    return nn.ModuleDict({"words": nn.Embedding(11, 4, sparse=True), "out": nn.Linear(4, 3)}).double()
+
+
+def sparse_loss(model: Any, x: Any, y: Any, of: int, step: int) -> torch.Tensor:
+    model = getattr(model, "module", model)
+    if of == 0 and step == 1:
+        return F.mse_loss(model["out"](x[:, :4]), y)  # without the embedding, on this rank only
+    return F.mse_loss(model["out"](model["words"]((x[:, 0].abs() * 3).long() + of)), y)
+
+
+# --- cases that are more than one training
+
+
+def accumulated(last_uses_all: bool = True) -> float:
+    """Three backwards without sync, one with."""
+    single, dp = pair(Branches)
+    one, ours = sgd(single), sgd(dp)
+    for step in range(4):
+        one.zero_grad()
+        ours.zero_grad()
+        for part in range(4):
+            which = part % 3 if last_uses_all else min(part, 2)
+            for of in range(world):
+                x, y = batch(10 * step + part, of)
+                (F.mse_loss(single(x, which), y) / world).backward()
+            x, y = batch(10 * step + part, rank)
+            with dp.no_sync() if part < 3 else contextlib.nullcontext():
+                F.mse_loss(dp(x, which), y).backward()
+        assert gradients_apart(single, dp) < 1e-12
+        one.step()
+        ours.step()
+    return apart(single, dp)
+
+
+def several_backwards() -> float:
+    """Each with sync, gradients add up; one keeps its graph."""
+    single, dp = pair(mlp)
+    for step in range(3):
+        for of in range(world):
+            x, y = batch(step, of)
+            loss = F.mse_loss(single(x), y) / world
+            loss.backward(retain_graph=True)
+            loss.backward()
+        x, y = batch(step, rank)
+        loss = F.mse_loss(dp(x), y)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        if step == 1:
+            single.zero_grad(set_to_none=False)
+            dp.zero_grad(set_to_none=False)
+    return gradients_apart(single, dp)
+
+
+def with_history() -> float:
+    """backward(create_graph=True): the gradients have a graph of their own."""
+    single, dp = pair(mlp)
+    for step in range(3):
+        single.zero_grad()
+        dp.zero_grad()
+        (sum(F.mse_loss(single(x), y) for x, y in (batch(step, of) for of in range(world))) / world).backward(
+            create_graph=True
+        )
+        x, y = batch(step, rank)
+        F.mse_loss(dp(x), y).backward(create_graph=True)
+        assert all(parameter.grad.requires_grad for parameter in dp.parameters())
+    return gradients_apart(single, dp)
+
+
+def frozen_and_thawed() -> float:
+    def loss(model: Any, x: Any, y: Any, of: int, step: int) -> torch.Tensor:
+        model[0].requires_grad_(step >= 3)
+        return squares(model, x, y, of, step)
+
+    return train(mlp, loss, steps=7)
+
+
+def clipped() -> float:
+    class Clipping(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            torch.nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 0.05)
+            return super().step(closure)
+
+    return train(optimizer=lambda model: Clipping(model.parameters(), 0.1))
+
+
+def scaled() -> tuple[float, list[float], int]:
+    """GradScaler, with one step in which one rank alone overflows: all skip it."""
+    single, dp = pair(mlp)
+    one, ours = sgd(single), sgd(dp)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2) for _ in range(2)]
+    for step in range(5):
+        hurt = 1e308 if step == 2 else 1.0
+        one.zero_grad()
+        ours.zero_grad()
+        loss = sum(
+            F.mse_loss(single(x), y) * (hurt if of == world - 1 else 1.0)
+            for of, (x, y) in enumerate(batch(step, of) for of in range(world))
+        )
+        scalers[0].scale(loss / world).backward()
+        x, y = batch(step, rank)
+        scalers[1].scale(F.mse_loss(dp(x), y) * (hurt if rank == world - 1 else 1.0)).backward()
+        for scaler, optimizer in zip(scalers, (one, ours), strict=True):
+            scaler.step(optimizer)
+            scaler.update()
+    return apart(single, dp), [scaler.get_scale() for scaler in scalers], int(ours.state[next(dp.parameters())] != {})
+
+
+def autocast() -> float:
+    """bf16 autocast, fp32 weights: as one process that adds the ranks' losses, up to the rounding of bf16."""
+    make = lambda: mlp().float()  # noqa: E731
+
+    def loss(model: Any, x: Any, y: Any, of: int, step: int) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.mse_loss(model(x.float()).float(), y.float())
+
+    return train(make, loss)
+
+
+def changed(how: str) -> float:
+    """The model changes under the wrapper, between two trainings; the optimizer is made anew, as anybody would."""
+    make = lambda: mlp().float() if how == "double" else mlp()  # noqa: E731
+    single, dp = pair(make)
+    kind = next(single.parameters()).dtype
+
+    def some_steps(first: int) -> float:
+        one, ours = sgd(single), sgd(dp)
+        for step in range(first, first + 3):
+            one.zero_grad()
+            ours.zero_grad()
+            (
+                sum(F.mse_loss(single(x.to(kind)), y.to(kind)) for x, y in (batch(step, of) for of in range(world)))
+                / world
+            ).backward()
+            x, y = batch(step, rank)
+            F.mse_loss(dp(x.to(kind)), y.to(kind)).backward()
+            one.step()
+            ours.step()
+        return apart(single, dp)
+
+    before = some_steps(0)
+    assert before < (1e-5 if how == "double" else 1e-12), before
+    torch.manual_seed(77)
+    fresh = mlp()
+    if how == "double":
+        dp.double()
+        single.load_state_dict({key: value.clone() for key, value in dp.state_dict().items()}, assign=True)
+        kind = DOUBLE
+    elif how == "assign":
+        dp.load_state_dict(copy.deepcopy(fresh.state_dict()), assign=True)
+        single.load_state_dict(fresh.state_dict())
+    elif how == "pretrained encoder":
+        dp[0].load_state_dict(fresh[0].state_dict())  # type: ignore[index]
+        single[0].load_state_dict(fresh[0].state_dict())  # type: ignore[index]
+    elif how == "replaced part":
+        dp.module[2] = copy.deepcopy(fresh[2])  # type: ignore[index]
+        single[2] = copy.deepcopy(fresh[2])  # type: ignore[index, operator]
+    else:
+        raise ValueError(how)
+    return some_steps(3)
+
+
+def buffers() -> list[Any]:
+    """Running statistics: rank 0's, at every forward."""
+    torch.manual_seed(rank)
+    dp = ddip.DataParallel(nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double())
+    torch.manual_seed(0)
+    single = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
+    for step in range(3):
+        single(batch(step, 0)[0])  # what rank 0 sees
+        dp(batch(step, rank)[0])
+    dp._dp.sync_buffers(0)
+    same = all(torch.equal(a, b) for a, b in zip(dp.buffers(), single.buffers(), strict=True))
+    dp.eval()
+    before = [buffer.clone() for buffer in dp.buffers()]
+    dp(batch(9, rank)[0])
+    return [same, dp.check_replicas(), all(torch.equal(a, b) for a, b in zip(dp.buffers(), before, strict=True))]
+
+
+def uneven(by_all: bool = False) -> tuple[float, int]:
+    """Rank r has 2 + 3 r batches. One process: in each step the mean over those that still have one."""
+    lengths = [2 + 3 * of for of in range(world)]
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3)).double()
+
+    single, dp = pair(make)
+    one, ours = torch.optim.SGD(single.parameters(), 0.1), torch.optim.SGD(dp.parameters(), 0.1)
+    for step in range(max(lengths)):
+        with_data = [of for of in range(world) if step < lengths[of]]
+        one.zero_grad()
+        (
+            sum(squares(single, *batch(step, of), of, step) for of in with_data) / (world if by_all else len(with_data))
+        ).backward()
+        one.step()
+    seen = 0
+    with dp.join(divide_by_initial_world_size=by_all):
+        for step in range(lengths[rank]):
+            ours.zero_grad()
+            squares(dp, *batch(step, rank), rank, step).backward()
+            ours.step()
+            seen += 1
+    after = train()  # the group is as good as new
+    assert after < 1e-12, after
+    return apart(single, dp), seen
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Throws(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
+        raise Interrupted
+
+
+def broken_off() -> float:
+    """A backward that ends with an error on all ranks, after some buckets have left; then training goes on."""
+    single, dp = pair(mlp)
+    x, y = batch(0, rank)
+    for _ in range(2):
+        hidden = Throws.apply(dp.module[1](dp.module[0](x)))
+        try:
+            F.mse_loss(dp.module[4](dp.module[3](dp.module[2](hidden))), y).backward()
+        except Interrupted:
+            pass
+        else:
+            raise AssertionError("backward should have failed")
+    one, ours = sgd(single), sgd(dp)
+    for step in range(3):
+        one.zero_grad()
+        ours.zero_grad()
+        (sum(squares(single, *batch(step, of), of, step) for of in range(world)) / world).backward()
+        squares(dp, *batch(step, rank), rank, step).backward()
+        one.step()
+        ours.step()
+    return apart(single, dp)
+
+
+def counted() -> list[dict[str, Any]]:
+    """Bytes: with gradients made anew each step, and with gradients that stay where they are."""
+    torch.manual_seed(0)
+    dp = ddip.DataParallel(
+        nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 3))
+    )
+    found = []
+    for to_none in (True, False):
+        for step in range(6):
+            if step == 2:
+                dp.stats()  # the first steps plan and settle
+            dp.zero_grad(set_to_none=to_none)
+            dp(torch.randn(4, 256)).sum().backward()
+        found.append(dp.stats())
+    found[0]["bytes_of_gradients"] = sum(parameter.numel() * 4 for parameter in dp.parameters())
+    found[0]["rank"] = rank
+    return found

@@ -1,0 +1,251 @@
+"""ddip.DataParallel on real ranks, beside one process that has the joint batch (tests/support/replicas.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ddip
+
+pytest.importorskip("torch")
+if (Path(__file__).parent.parent / ".setup" / "without_engine").exists():
+    pytest.skip(
+        "make setup left the data plane out: it does not compile with this machine's torch", allow_module_level=True
+    )
+
+SUPPORT = Path(__file__).parent / "support"
+INIT = f"import sys; sys.path.insert(0, {str(SUPPORT)!r}); import replicas as r"
+EXACT = 1e-12  # fp64: only the order of additions differs
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request: Any) -> Any:
+    with ddip.Group(workers=request.param, name=f"replicas-{request.param}") as group:
+        group.run(INIT)
+        yield group
+
+
+@pytest.fixture(scope="module")
+def two() -> Any:
+    with ddip.Group(workers=2, name="replicas-two") as group:
+        group.run(INIT)
+        yield group
+
+
+def values(group: Any, code: str) -> list[Any]:
+    return [result.value for result in group.run(code)]
+
+
+# Each gives the largest difference to one process.
+LIKE_ONE_PROCESS = {
+    "plain": "r.train()",
+    "gradients that stay": "r.train(to_none=False)",
+    "Adam": "r.train(optimizer=lambda m: r.torch.optim.Adam(m.parameters(), 0.01))",
+    "without looking for unused": "r.train(find_unused=False)",
+    "static graph": "r.train(static_graph=True)",
+    "shared parameters": "r.train(r.Tied)",
+    "branches by rank, one never used": "r.train(r.Branches, r.by_rank)",
+    "branches by step": "r.train(r.Branches, r.by_step, steps=9)",
+    "channels last": "r.train(r.Convolutions)",
+    "checkpointing": "r.train(lambda: r.Checkpointed(False))",
+    "re-entrant checkpointing": "r.train(lambda: r.Checkpointed(True), lambda m, x, y, of, step: r.squares(m, x.requires_grad_(), y, of, step))",
+    "GAN by its own methods": "r.train(r.Gan, r.gan_loss, steps=9)",
+    "gradient inside the loss": "r.train(r.mlp, r.penalty)",
+    "two forwards, one backward": "r.train(r.mlp, r.twice)",
+    "sparse embedding": "r.train(r.sparse_model, r.sparse_loss, optimizer=lambda m: r.torch.optim.SGD(m.parameters(), 0.1))",
+    "accumulation": "r.accumulated()",
+    "accumulation, some only before": "r.accumulated(False)",
+    "several backwards": "r.several_backwards()",
+    "backward with create_graph": "r.with_history()",
+    "frozen, then thawed": "r.frozen_and_thawed()",
+    "clipping": "r.clipped()",
+    "changed by load_state_dict(assign=True)": "r.changed('assign')",
+    "changed by .double()": "r.changed('double')",
+    "changed by a pre-trained encoder": "r.changed('pretrained encoder')",
+    "changed by a part replaced": "r.changed('replaced part')",
+    "after a backward that failed": "r.broken_off()",
+    "over a group of torch's": "r.torch.distributed.is_initialized() or r.torch.distributed.init_process_group('gloo')\nr.train(ranks=ddip.comm('c10d'))",
+}
+
+
+@pytest.mark.parametrize("name", LIKE_ONE_PROCESS)
+def test_trains_like_one_process_on_the_joint_batch(ranks: Any, name: str) -> None:
+    worst = values(ranks, "import ddip\n" + LIKE_ONE_PROCESS[name])
+    assert all(one < EXACT for one in worst), worst
+
+
+def test_mixed_precision_like_one_process(two: Any) -> None:
+    assert all(one < 2e-3 for one in values(two, "r.autocast()"))
+
+
+def test_grad_scaler_skips_a_step_on_all_ranks_when_one_overflows(two: Any) -> None:
+    for worst, scales, stepped in values(two, "r.scaled()"):
+        assert worst < EXACT
+        assert scales[0] == scales[1]
+        assert stepped
+
+
+def test_buffers_are_those_of_rank_0_and_stay_in_evaluation(two: Any) -> None:
+    assert values(two, "r.buffers()") == [[True, [], True]] * 2
+
+
+@pytest.mark.parametrize("by_all", [False, True])
+def test_ranks_with_more_batches_finish_and_no_sample_is_dropped(ranks: Any, by_all: bool) -> None:
+    found = values(ranks, f"r.uneven({by_all})")
+    assert all(worst < EXACT for worst, _ in found), found
+    assert [seen for _, seen in found] == [2 + 3 * rank for rank in range(len(found))]
+
+
+def test_each_gradient_is_copied_once_at_most(two: Any) -> None:
+    for fresh, kept in values(two, "r.counted()"):
+        total = 4 * fresh["bytes_of_gradients"]
+        assert fresh["gradient_bytes"] == total and fresh["steps"] == 4
+        assert fresh["copied_bytes"] == total
+        # The first step may find gradients of the round before, which already lie there.
+        assert kept["gradient_bytes"] == total and kept["copied_bytes"] == 0
+        # What travels is what there is, and the gaps between gradients: less than a line each.
+        assert total <= fresh["sent_bytes"] < total + 4 * 6 * 64
+
+
+def test_communication_overlaps_backward(two: Any) -> None:
+    for fresh, _ in values(two, "r.counted()"):
+        first = fresh["timeline"][0]
+        assert fresh["buckets"] >= 2
+        assert first[2] < fresh["backward_ended"], "the first bucket left only after backward"
+        assert [one[0] for one in fresh["timeline"]] == sorted(one[0] for one in fresh["timeline"])
+        assert fresh["slowest_rank"] in (0, 1, None) and fresh["slowest_rank"] != fresh["rank"]
+
+
+def test_the_slowest_rank_is_named(two: Any) -> None:
+    found = values(
+        two,
+        """
+dp = ddip.DataParallel(r.mlp()); dp.stats()
+for step in range(3):
+    if ddip.rank() == 1:
+        import time; time.sleep(0.2)
+    r.squares(dp, *r.batch(step, r.rank), r.rank, step).backward()
+stats = dp.stats(); (stats["slowest_rank"], stats["waited_seconds"])
+""".replace("dp = ddip", "import ddip; dp = ddip"),
+    )
+    assert found[0][0] == 1 and found[0][1][1] > 0.5
+    assert found[1][1][0] < 0.3
+
+
+def test_the_model_shines_through(two: Any) -> None:
+    code = """
+gan = ddip.DataParallel(r.Gan())
+gan.switch(True)
+gan.note = "hello"
+[gan.gen_mode, gan.module.note, type(gan.critic).__name__, sorted(gan.state_dict())[:2], len(ddip.DataParallel(r.mlp())),
+ isinstance(gan, r.nn.Module), [p.requires_grad for p in gan.parameters()].count(True)]
+"""
+    for found in values(two, "import ddip" + code):
+        assert found == [True, "hello", "Sequential", ["critic.0.bias", "critic.0.weight"], 5, True, 4]
+    (error, _) = values(two, "try: gan.no_such_thing\nexcept AttributeError as e: m = str(e)\nm")
+    assert "no_such_thing" in error and "Gan" in error
+
+
+def test_checkpoints_of_torchs_ddp_are_read_and_ours_are_the_models(two: Any) -> None:
+    code = """
+import ddip, torch
+torch.manual_seed(5)
+source = r.mlp()
+theirs = {"module." + key: value for key, value in source.state_dict().items()}
+dp = ddip.DataParallel(r.mlp())
+dp.load_state_dict(theirs)
+plain = r.mlp(); plain.load_state_dict(dp.state_dict())
+class Outer(torch.nn.Module):
+    def __init__(self):
+        super().__init__(); self.inner = ddip.DataParallel(r.mlp())
+outer = Outer(); keys = list(outer.state_dict()); outer.load_state_dict({"inner." + k: v for k, v in source.state_dict().items()})
+[all(torch.equal(a, b) for a, b in zip(plain.parameters(), source.parameters())), keys[0],
+ all(torch.equal(a, b) for a, b in zip(outer.parameters(), source.parameters()))]
+"""
+    assert values(two, code) == [[True, "inner.0.weight", True]] * 2
+
+
+WRONG = {
+    "ddip.DataParallel(lambda x: x)": "DataParallel wraps a torch.nn.Module, not a function",
+    "ddip.DataParallel(r.mlp(), compress='zip')": "compress='zip' is unknown, one of none, fp16, bf16, int8, topk, powersgd was expected",
+    "ddip.DataParallel(r.mlp(), bucket_mb=0)": "bucket_mb=0 is no size",
+    "ddip.DataParallel(r.mlp(), nonfinite='x')": "nonfinite='x' is unknown, skip or keep was expected",
+    "ddip.comm('nvlink')": "backend='nvlink' is unknown, one of auto, shm, c10d was expected",
+    "ddip.DataParallel(r.nn.Linear(2 + r.rank, 2))": "parameter number 0 differs between the ranks: on rank 0 it is weight, Float of 2×2",
+    "ddip.DataParallel(r.mlp() if r.rank else r.nn.Linear(2, 2))": "the model has 2 parameters on rank 0 and 6 on rank 1",
+    "import copy; copy.deepcopy(ddip.DataParallel(r.mlp()))": "DataParallel belongs to its ranks: copy dp.module",
+}
+
+
+@pytest.mark.parametrize("code", WRONG)
+def test_wrong_requests_get_one_line(two: Any, code: str) -> None:
+    lines = code.split("; ")
+    guarded = (
+        "import ddip\n" + "\n".join(lines[:-1]) + f"\ntry: {lines[-1]}\nexcept ddip.ConfigError as e: m = str(e)\nm"
+    )
+    assert values(two, guarded)[0] == WRONG[code]
+    assert all(one < EXACT for one in values(two, "r.train()"))
+
+
+def test_a_parameter_without_gradient_is_named_when_none_is_expected(two: Any) -> None:
+    code = """
+import ddip
+dp = ddip.DataParallel(r.Branches(), find_unused=False)
+try: r.by_rank(dp, *r.batch(0, 0), 0, 0).backward()
+except ddip.ConfigError as e: m = str(e)
+m
+"""
+    assert (
+        values(two, code)
+        == ["parameter branches.1.weight got no gradient in this backward; find_unused=True allows that"] * 2
+    )
+
+
+def test_a_killed_rank_is_peer_lost_in_backward_and_no_half_step_stays() -> None:
+    with ddip.Group(workers=3, name="replicas-killed") as group:
+        group.run(
+            INIT
+            + "\nimport ddip, os, signal\ndp = ddip.DataParallel(r.mlp())\nr.squares(dp, *r.batch(0, r.rank), r.rank, 0).backward()"
+        )
+        with pytest.raises(ddip.RankError) as failed:
+            group.run("""
+dp.zero_grad()
+loss = r.squares(dp, *r.batch(1, r.rank), r.rank, 1)
+if r.rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+try:
+    loss.backward(); said = "nothing"
+except ddip.PeerLost as error:
+    said = str(error)
+""")
+        assert failed.value.ranks[0] == 1 and list(failed.value.lost) == [1]
+        for result in group.run("(said, [p.grad for p in dp.parameters()])", ranks=[0, 2]):
+            said, gradients = result.value
+            assert said.startswith("rank 1 is lost during all_reduce"), said
+            assert gradients == [None] * 6
+        # The rank comes back, the group is rebuilt by one call, and the wrapper plans anew by itself.
+        group.restart(ranks=[1])
+        group.run(INIT + "\nimport ddip", ranks=[1])
+        group.rebuild()
+        assert all(one < EXACT for one in values(group, "r.train()"))
+
+
+def test_stop_ends_a_backward_that_waits_for_a_rank(two: Any) -> None:
+    cell = two.run(
+        """
+import ddip
+dp = ddip.DataParallel(r.mlp())
+print("made", flush=True)
+if r.rank == 0: r.squares(dp, *r.batch(0, 0), 0, 0).backward()
+else:
+    import time; time.sleep(600)
+""",
+        wait=False,
+    )
+    next(line for rank, line in cell.lines() if rank == 0)
+    two.interrupt()
+    with pytest.raises(KeyboardInterrupt):
+        cell.results()
+    two.rebuild()
+    assert all(one < EXACT for one in values(two, "r.train()"))
