@@ -169,7 +169,7 @@ outer = Outer(); keys = list(outer.state_dict()); outer.load_state_dict({"inner.
 
 WRONG = {
     "ddip.DataParallel(lambda x: x)": "DataParallel wraps a torch.nn.Module, not a function",
-    "ddip.DataParallel(r.mlp(), compress='zip')": "compress='zip' is unknown, one of none, fp16, bf16, int8, topk, powersgd was expected",
+    "ddip.DataParallel(r.mlp(), compress='zip')": "compress='zip' is unknown, one of none, fp16, bf16, int8, topk[:SHARE], powersgd[:RANK] was expected",
     "ddip.DataParallel(r.mlp(), bucket_mb=0)": "bucket_mb=0 is no size",
     "ddip.DataParallel(r.mlp(), nonfinite='x')": "nonfinite='x' is unknown, skip or keep was expected",
     "ddip.comm('nvlink')": "backend='nvlink' is unknown, one of auto, shm, c10d was expected",
@@ -249,3 +249,64 @@ else:
         cell.results()
     two.rebuild()
     assert all(one < EXACT for one in values(two, "r.train()"))
+
+
+# --- compression
+
+COUNTS = [1200, 7, 4608, 1, 1200]  # elements of each parameter of replicas.Given
+
+
+def bytes_of_int8(world: int) -> int:
+    """In four buckets (4 KiB): a scale per parameter, every byte once, and the slice that this rank adds up."""
+    buckets = [[1200], [1, 4608], [7, 1200]]
+    return sum(4 * len(bucket) + -(-sum(bucket) // world) * world + -(-sum(bucket) // world) for bucket in buckets)
+
+
+def bytes_of_powersgd(rank: int) -> int:
+    matrices = [(40, 30), (64, 72), (30, 40)]
+    return 4 * (7 + 1 + sum((rows + columns) * rank for rows, columns in matrices))
+
+
+SENT = {
+    "fp16": lambda world: 2 * sum(COUNTS),
+    "bf16": lambda world: 2 * sum(COUNTS),
+    "int8": bytes_of_int8,
+    "topk:0.1": lambda world: 8 * (120 + 461 + 121),
+    "powersgd": lambda world: bytes_of_powersgd(4),
+    "powersgd:1": lambda world: bytes_of_powersgd(1),
+}
+
+
+@pytest.mark.parametrize("compress", SENT)
+def test_nothing_is_lost_by_compression_and_a_step_that_is_not_finite_is_dropped_everywhere(
+    ranks: Any, compress: str
+) -> None:
+    found = values(ranks, f"r.conserved({compress!r})")
+    for one in found:
+        # Halves keep nothing for the next step: what a step loses is gone, and little.
+        assert one["gap"] < (0.05 if compress in ("fp16", "bf16") else 2e-5), one
+        assert one["skipped"] == 1
+        assert one["identical"]
+        assert one["largest"] > 1e-6, "nothing was compressed"
+        assert one["sent"] == found[0]["sent"]
+        # As soon as the buckets are those of the first step's order.
+        assert one["sent"][-1] == SENT[compress](len(found)), one["sent"]
+
+
+@pytest.mark.parametrize("compress", ["fp16", "bf16", "int8", "topk:0.1", "powersgd"])
+def test_compressed_training_ends_where_uncompressed_does(two: Any, compress: str) -> None:
+    for seed in range(3):
+        plain = values(two, f"r.final_loss('none', {seed})")[0]
+        packed = values(two, f"r.final_loss({compress!r}, {seed})")[0]
+        assert packed <= 1.02 * plain + 1e-4, (seed, plain, packed)
+
+
+def test_a_step_that_is_not_finite_is_left_to_a_grad_scaler_if_asked(two: Any) -> None:
+    code = """
+dp = ddip.DataParallel(r.Given(), compress="int8", nonfinite="keep")
+mine = r.given(0, r.rank)
+mine[0][0, 0] = float("inf") if r.rank else 1.0
+dp(mine).backward()
+[dp.stats()["skipped"], all(p.grad is not None for p in dp.parameters()), any(not p.grad.isfinite().all() for p in dp.parameters())]
+"""
+    assert values(two, "import ddip" + code) == [[1, True, True]] * 2

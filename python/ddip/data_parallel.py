@@ -12,7 +12,6 @@ from torch import nn
 from ddip.communicators import comm, engine
 from ddip.errors import ConfigError
 
-COMPRESSORS = ("none", "fp16", "bf16", "int8", "topk", "powersgd")
 # Ours; every other attribute is the model's.
 OWN = {"module", "training", "_dp"}
 
@@ -24,7 +23,7 @@ class DataParallel(nn.Module):
     The model's attributes and methods stay reachable through the wrapper, and which of them computes the loss does not
     matter. `state_dict` has the model's own keys, and loads checkpoints of torch's DistributedDataParallel.
 
-    compress     what travels: none, fp16, bf16, int8, topk, powersgd
+    compress     what travels: none, fp16, bf16, int8, topk (the largest 1%; "topk:0.05"), powersgd (rank 4; "powersgd:2")
     bucket_mb    gradients travel together in pieces of this size
     find_unused  parameters may get no gradient in a backward (False saves a message per step)
     static_graph every backward uses the same parameters as the first
@@ -49,8 +48,6 @@ class DataParallel(nn.Module):
         super().__init__()
         if not isinstance(module, nn.Module):
             raise ConfigError(f"DataParallel wraps a torch.nn.Module, not a {type(module).__name__}")
-        if compress not in COMPRESSORS:
-            raise ConfigError(f"compress={compress!r} is unknown, one of {', '.join(COMPRESSORS)} was expected")
         if nonfinite not in ("skip", "keep"):
             raise ConfigError(f"nonfinite={nonfinite!r} is unknown, skip or keep was expected")
         if not bucket_mb > 0:
@@ -61,7 +58,8 @@ class DataParallel(nn.Module):
             "find_unused": find_unused,
             "static_graph": static_graph,
             "keep_nonfinite": nonfinite == "keep",
-            "compress": compress,
+            # Stays when the model is planned anew: what it keeps for the next step belongs to the parameters.
+            "compressor": engine().make_compressor(compress),
         }
         self.module = module
         self._dp = Engine(module, options, broadcast_buffers, ranks)

@@ -12,6 +12,7 @@ namespace ddip::bindings {
 namespace {
 
 namespace py = pybind11;
+using data_parallel::Compressor;
 using data_parallel::Reducer;
 using Released = py::call_guard<py::gil_scoped_release>;
 
@@ -37,23 +38,32 @@ py::dict stats_of(Reducer& reducer) {
 }  // namespace
 
 void bind_data_parallel(py::module_& module) {
+  py::class_<Compressor, std::shared_ptr<Compressor>>(module, "Compressor")
+      .def(
+          "residual",
+          [](const Compressor& self, size_t parameter) -> std::optional<at::Tensor> {
+            at::Tensor rest = self.residual(parameter);
+            return rest.defined() ? std::optional(rest) : std::nullopt;
+          },
+          py::arg("parameter"), "What is left over of this parameter's gradient for the next step");
+  module.def("make_compressor", &data_parallel::make_compressor, py::arg("text"));
   py::class_<Reducer, std::shared_ptr<Reducer>>(module, "Reducer")
       .def(py::init([](std::shared_ptr<tensors::Communicator> ranks, std::vector<at::Tensor> parameters,
                        std::vector<std::string> names, size_t first_bucket_bytes, size_t bucket_bytes, bool find_unused,
-                       bool static_graph, bool keep_nonfinite, std::string compress) {
+                       bool static_graph, bool keep_nonfinite, std::shared_ptr<Compressor> compressor) {
              data_parallel::ReducerOptions options;
              options.buckets = {first_bucket_bytes, bucket_bytes};
              options.find_unused = find_unused;
              options.static_graph = static_graph;
              options.keep_nonfinite = keep_nonfinite;
-             options.compress = std::move(compress);
+             options.compressor = std::move(compressor);
              options.rethrow = rethrow_inside_torch;
              py::gil_scoped_release release;
              return Reducer::create(std::move(ranks), std::move(parameters), std::move(names), std::move(options));
            }),
            py::arg("ranks"), py::arg("parameters"), py::arg("names"), py::kw_only(), py::arg("first_bucket_bytes"),
            py::arg("bucket_bytes"), py::arg("find_unused"), py::arg("static_graph"), py::arg("keep_nonfinite"),
-           py::arg("compress"))
+           py::arg("compressor"))
       .def("fits", &Reducer::fits, py::arg("parameters"))
       .def_property("sync", &Reducer::sync, &Reducer::set_sync)
       .def("note_forward", &Reducer::note_forward)

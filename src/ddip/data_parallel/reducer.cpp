@@ -40,7 +40,7 @@ Reducer::Reducer(std::shared_ptr<Communicator> ranks, std::vector<at::Tensor> pa
       parameters_(std::move(parameters)),
       names_(std::move(names)),
       options_(std::move(options)),
-      compressor_(make_compressor(options_.compress)),
+      compressor_(options_.compressor),
       views_(parameters_.size()),
       accumulators_(parameters_.size()),
       hooks_(parameters_.size()),
@@ -268,7 +268,7 @@ void Reducer::launch(size_t bucket, const std::vector<bool>& in_it, bool waiting
     at::NoGradGuard no_grad;
     const at::Tensor& flat = flats_[bucket];
     if (compressor_) {
-      Outcome outcome = compressor_->reduce(*ranks_, flat, *pieces);
+      Outcome outcome = compressor_->reduce(*ranks_, *pieces);
       stats_.sent_bytes += outcome.bytes;
       if (!outcome.finite) finite_ = false;
     } else {
@@ -352,7 +352,10 @@ void Reducer::finish() {
   }
   if (!finite_) {
     ++stats_.skipped;
-    if (!options_.keep_nonfinite) drop_gradients();
+    if (options_.keep_nonfinite)
+      spoil_gradients();
+    else
+      drop_gradients();
   }
   if (!fixed) {
     auto is_dense = [&](size_t index) { return used[index] == Used::dense; };
@@ -478,6 +481,14 @@ void Reducer::rebuild() {
 
 void Reducer::drop_gradients() {
   for (const at::Tensor& parameter : parameters_) parameter.mutable_grad() = at::Tensor();
+}
+
+// What was not finite on one rank is so on all: a GradScaler must skip the step everywhere.
+void Reducer::spoil_gradients() {
+  for (const at::Tensor& parameter : parameters_) {
+    const at::Tensor& gradient = parameter.grad();
+    if (gradient.defined() && !gradient.is_sparse()) gradient.data().fill_(std::numeric_limits<double>::quiet_NaN());
+  }
 }
 
 // Some gradients are means, some are not: better none than half of them.

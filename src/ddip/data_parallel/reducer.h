@@ -27,7 +27,7 @@ struct ReducerOptions {
   bool static_graph = false;  // what the first backward used is what every one uses
   bool keep_nonfinite =
       false;  // leave inf and NaN in the gradients (a GradScaler looks for them) instead of dropping them
-  std::string compress = "none";
+  std::shared_ptr<Compressor> compressor;  // null: gradients travel as they are. Outlives a reducer, with what it keeps
   // How an error leaves a backward: Python wants its own type.
   std::function<void(std::exception_ptr)> rethrow = [](std::exception_ptr error) { std::rethrow_exception(error); };
 };
@@ -82,7 +82,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   ReducerStats take_stats();
   size_t bucket_count() const { return plan_.buckets.size(); }
   const BucketPlan& plan() const { return plan_; }
-  Compressor* compressor() const { return compressor_.get(); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -111,6 +110,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void rebuild();
   [[noreturn]] void drop(std::exception_ptr error);
   void drop_gradients();
+  void spoil_gradients();
 
   bool lies_in_slot(size_t index) const;
   bool is_sparse(size_t index) const;
@@ -127,7 +127,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   const std::vector<at::Tensor> parameters_;
   const std::vector<std::string> names_;
   const ReducerOptions options_;
-  std::unique_ptr<Compressor> compressor_;
+  const std::shared_ptr<Compressor> compressor_;
 
   std::vector<Gradient> gradients_;
   std::vector<at::TensorOptions> kinds_;

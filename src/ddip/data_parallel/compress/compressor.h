@@ -1,4 +1,4 @@
-// How a bucket of gradients becomes the mean over all ranks with fewer bytes than it has.
+// How a bucket of gradients becomes the mean over all ranks with fewer bytes than it has. One file per way.
 #pragma once
 
 #include <memory>
@@ -17,7 +17,7 @@ struct Piece {
 };
 
 struct Outcome {
-  size_t bytes = 0;    // this rank has put on the wire
+  size_t bytes = 0;    // that this rank has put on the wire
   bool finite = true;  // the same on all ranks
 };
 
@@ -25,15 +25,25 @@ class Compressor {
  public:
   virtual ~Compressor() = default;
 
-  // Makes every piece the mean over the ranks. All ranks call it with the same pieces. `flat` holds them all.
-  virtual Outcome reduce(tensors::Communicator& ranks, const at::Tensor& flat, std::span<const Piece> pieces) = 0;
+  // Makes every piece the mean over the ranks, to what the way can do. All ranks call it with the same pieces. If a
+  // value is not finite on any rank, all ranks say so and the pieces hold nothing of use.
+  virtual Outcome reduce(tensors::Communicator& ranks, std::span<const Piece> pieces) = 0;
 
-  // What was left over for the next step counts only if the step is kept.
+  // What is left over for the next step counts only if the step is kept.
   virtual void commit() {}
   virtual void rollback() {}
+
+  // What is left over for this parameter, for tests and for people; undefined if nothing.
+  virtual at::Tensor residual(size_t /*parameter*/) const { return {}; }
 };
 
-// none, fp16, bf16, int8, topk, powersgd. Null for none. Throws ConfigError for another name.
-std::unique_ptr<Compressor> make_compressor(const std::string& name);
+// "none" (null), "fp16", "bf16", "int8", "topk" (the largest 1%; "topk:0.05" for 5%), "powersgd" (matrices of rank 4;
+// "powersgd:2"). Throws ConfigError for anything else.
+std::shared_ptr<Compressor> make_compressor(const std::string& text);
+
+std::unique_ptr<Compressor> make_half(at::ScalarType type);
+std::unique_ptr<Compressor> make_int8();
+std::unique_ptr<Compressor> make_topk(double share);
+std::unique_ptr<Compressor> make_power_sgd(int64_t rank);
 
 }  // namespace ddip::data_parallel
