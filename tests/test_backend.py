@@ -168,6 +168,19 @@ dist.destroy_process_group()
 """
 
 
+def test_a_restarted_rank_is_rebuilt_with_the_backend_that_the_others_have(start: Any) -> None:
+    group = start(torch=True)
+    group.run(INIT)
+    with pytest.raises(ddip.RankError):
+        group.run("import os\nif rank == 1: os._exit(3)\ndist.all_reduce(torch.ones(2))")
+    group.restart(ranks=[1])
+    group.rebuild()
+    code = (
+        "import torch, torch.distributed as dist\nx = torch.ones(1)\ndist.all_reduce(x)\n(x.item(), dist.get_backend())"
+    )
+    assert [result.value for result in group.run(code)] == [(2.0, "ddip")] * 2
+
+
 def test_a_script_under_torchrun_needs_no_group_of_ours(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,6 +93,29 @@ def test_one_press_ends_a_blocked_gloo_all_reduce(torched: Any) -> None:
         for result in torched.run("x = torch.ones(1) * (dist.get_rank() + 1); dist.all_reduce(x); x.item()")
     ] == [3.0, 3.0]
     torched.run("dist.destroy_process_group()")
+
+
+@pytest.mark.parametrize("backend", ["gloo", "ddip"])
+def test_one_press_ends_a_group_that_waits_to_be_made(start: Any, backend: str) -> None:
+    if backend == "ddip" and (Path(__file__).parent.parent / ".setup" / "without_engine").exists():
+        pytest.skip("make setup left the data plane out")
+    group = start(torch=True)
+    pids = group.pids
+    cell = group.run(
+        f"import ddip, torch, torch.distributed as dist\nif ddip.rank() == 0: dist.init_process_group({backend!r})\n"
+        "else:\n    import time; time.sleep(600)",
+        wait=False,
+    )
+    while not any(
+        (rank.get("collective") or {}).get("operation") == "init_process_group" for rank in group.why()["ranks"]
+    ):
+        pass
+    group.interrupt()
+    assert cell.wait(5)  # the promise is one second
+    assert group.pids == pids
+    group.rebuild()
+    again = "import torch, torch.distributed as dist\nx = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
+    assert [result.value for result in group.run(again)] == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("arguments", ["group=other", "dist.ReduceOp.SUM, other"])

@@ -256,7 +256,13 @@ class Group:
     def rebuild(self) -> None:
         """Process groups are made again on all ranks; variables stay."""
         attempt = int(time.time() * 1000)
-        self.finish(self.submit({"kind": "rebuild", "attempt": attempt, "first_line": "rebuild"}))
+        # A rank that was restarted does not know how the others made theirs.
+        asked = self.submit({"kind": "how_made", "first_line": "rebuild"})
+        self.finish(asked)
+        made: dict[str, Any] = next(
+            (ending["made"] for _, ending in sorted(asked.endings.items()) if ending.get("made")), {}
+        )
+        self.finish(self.submit({"kind": "rebuild", "attempt": attempt, "made": made, "first_line": "rebuild"}))
 
     def restart(self, ranks: Ranks = None, timeout: float = 120) -> dict[str, Any]:
         """New processes for these ranks (default: all); they come back empty."""

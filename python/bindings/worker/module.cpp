@@ -98,6 +98,7 @@ void bind_control(py::module_& module) {
       .def("dead_groups", [](Control& control) { return control.collectives().dead_groups(); });
   module.def("keep_last_words", &worker::keep_last_words);
   module.def("connected_sockets", &worker::connected_sockets);
+  module.def("connections_to", &worker::connections_to);
 }
 
 void bind_warm_parent(py::module_& module) {

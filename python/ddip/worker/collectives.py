@@ -3,13 +3,15 @@ which process group (so that an interrupt can end a blocked Gloo operation), and
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import functools
 import inspect
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ddip import _worker, backend
@@ -20,6 +22,9 @@ OPERATIONS = (
     "broadcast", "broadcast_object_list", "gather", "gather_object", "monitored_barrier", "recv", "recv_object_list", "reduce",
     "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send", "send_object_list",
 )  # fmt: skip
+
+# The group that is not there yet: its connections to the store.
+BEING_MADE = "being made"
 
 _control: Any = None
 _patched = False
@@ -115,9 +120,12 @@ def with_fresh_keys(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
-        store = function(hostname, port, *args, **kwargs)
         if port != store_port():
-            return store
+            return function(hostname, port, *args, **kwargs)
+        before = set(_worker.connections_to(port))
+        store = function(hostname, port, *args, **kwargs)
+        # Who waits there for a rank that never comes is ended by shutting these.
+        _control.add_group(BEING_MADE, [number for number in _worker.connections_to(port) if number not in before])
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
         return PrefixStore(f"ddip/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_times_made}", store)
@@ -129,17 +137,24 @@ def store_port() -> int:
     return int(os.environ.get("MASTER_PORT", "0") or 0)
 
 
+@contextlib.contextmanager
+def being_made(operation: str) -> Iterator[None]:
+    _control.enter_collective(operation, BEING_MADE)
+    try:
+        yield
+    finally:
+        _control.leave_collective()
+        _control.remove_group(BEING_MADE)
+
+
 def watching_sockets(function: Callable[..., Any]) -> Callable[..., Any]:
     """Connections that appear while a group is made are that group's."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         before = set(_worker.connected_sockets(store_port()))
-        _control.enter_collective("new_group", "")
-        try:
+        with being_made("new_group"):
             group = function(*args, **kwargs)
-        finally:
-            _control.leave_collective()
         _control.add_group(group_name(group), new_sockets(before, group))
         return group
 
@@ -160,11 +175,8 @@ def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
         store.host_now()
         made = {"args": args, "kwargs": kwargs}
         before = set(_worker.connected_sockets(store_port()))
-        _control.enter_collective("init_process_group", "")
-        try:
+        with being_made("init_process_group"):
             function(*args, **kwargs)
-        finally:
-            _control.leave_collective()
         _control.add_group(group_name(None), new_sockets(before, None))
         global _times_made
         _times_made += 1
@@ -188,8 +200,18 @@ def forgetting(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def rebuild(attempt: int) -> None:
-    """Makes the default group again under a new store prefix."""
+def how_made() -> dict[str, Any]:
+    """What another rank needs to know to make the same default group; nothing if this one never did."""
+    args, kwargs = _made.get("args", ()), _made.get("kwargs", {})
+    backend_name = args[0] if args else kwargs.get("backend")
+    timeout = kwargs.get("timeout")
+    known = {"backend": str(backend_name)} if backend_name else {}
+    return known | ({"seconds": timeout.total_seconds()} if known and timeout else {})
+
+
+def rebuild(attempt: int, others: dict[str, Any] | None = None) -> None:
+    """Makes the default group again under a new store prefix: as it was made here, or else as another rank made it
+    (`others`: its how_made(); this one may have been restarted since)."""
     global _times_made
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
     _times_made = 0
@@ -206,7 +228,12 @@ def rebuild(attempt: int) -> None:
         except RuntimeError:
             # A group whose connections are gone cannot say goodbye; torch has forgotten it all the same.
             pass
+    # torch counts its groups, also one that was never finished, and the number is in the store's keys.
+    distributed.distributed_c10d._world.group_count = 0
     args, kwargs = made.get("args", ()), made.get("kwargs", {})
     if not args and not kwargs:
-        args = (os.environ.get("DDIP_BACKEND", "gloo"),)
+        others = others or {}
+        args = (others.get("backend") or os.environ.get("DDIP_BACKEND", "gloo"),)
+        if "seconds" in others:
+            kwargs = {"timeout": datetime.timedelta(seconds=others["seconds"])}
     distributed.init_process_group(*args, **kwargs)

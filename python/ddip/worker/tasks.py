@@ -159,8 +159,14 @@ def inspect(control: Any, cell: int, body: dict[str, Any], descriptors: list[int
 def rebuild(control: Any, cell: int, body: dict[str, Any], descriptors: list[int]) -> Ending:
     from ddip.worker import collectives
 
-    collectives.rebuild(body["attempt"])
+    collectives.rebuild(body["attempt"], body.get("made"))
     return {"outcome": "ok"}, []
+
+
+def how_made(control: Any, cell: int, body: dict[str, Any], descriptors: list[int]) -> Ending:
+    from ddip.worker import collectives
+
+    return {"outcome": "ok", "made": collectives.how_made()}, []
 
 
 TASKS = {
@@ -172,6 +178,7 @@ TASKS = {
     "complete": complete,
     "inspect": inspect,
     "rebuild": rebuild,
+    "how_made": how_made,
 }
 
 

@@ -200,6 +200,9 @@ C10dBackend::C10dBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
   C10dStore keys(store);
   segment_ = std::make_unique<comm::shm::Segment>(comm::shm::share(keys, "ddip/segment", rank, size, kArenaBytes));
   collectives_ = std::make_unique<Collectives>(*segment_, rank, timeout);
+  // Who is missing is waited for at the store, where an interrupt can end it; nobody watches over the segment yet.
+  keys.set(fmt::format("ddip/here/{}", rank), "");
+  for (int peer = 0; peer < size; ++peer) keys.get(fmt::format("ddip/here/{}", peer));
   collectives_->barrier();
   segment_->close_file();
   watch_ = std::make_unique<comm::shm::Watch>(*segment_, rank);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 
 namespace ddip::worker {
 namespace {
@@ -71,7 +72,10 @@ std::vector<std::string> Collectives::dead_groups() const {
   return dead_;
 }
 
-std::vector<int> connected_sockets(int store_port) {
+namespace {
+
+// Connected TCP sockets of this process that `wanted(local port, remote port)`, in order.
+std::vector<int> sockets_where(const std::function<bool(int, int)>& wanted) {
   std::vector<int> found;
   DIR* folder = ::opendir("/proc/self/fd");
   if (!folder) return found;
@@ -83,12 +87,21 @@ std::vector<int> connected_sockets(int store_port) {
     if (::getsockname(fd, reinterpret_cast<sockaddr*>(&local), &size) != 0) continue;
     size = sizeof remote;
     if (::getpeername(fd, reinterpret_cast<sockaddr*>(&remote), &size) != 0) continue;  // a listener
-    if (port_of(local) == 0 || port_of(local) == store_port || port_of(remote) == store_port) continue;
-    found.push_back(fd);
+    if (port_of(local) != 0 && wanted(port_of(local), port_of(remote))) found.push_back(fd);
   }
   ::closedir(folder);
   std::sort(found.begin(), found.end());
   return found;
+}
+
+}  // namespace
+
+std::vector<int> connected_sockets(int store_port) {
+  return sockets_where([=](int local, int remote) { return local != store_port && remote != store_port; });
+}
+
+std::vector<int> connections_to(int port) {
+  return sockets_where([=](int, int remote) { return remote == port; });
 }
 
 }  // namespace ddip::worker

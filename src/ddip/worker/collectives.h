@@ -49,5 +49,7 @@ class Collectives {
 
 // Connected TCP sockets of this process, except those whose local or remote port is `store_port`.
 std::vector<int> connected_sockets(int store_port);
+// Those that lead to this port.
+std::vector<int> connections_to(int port);
 
 }  // namespace ddip::worker

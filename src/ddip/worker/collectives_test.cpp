@@ -147,6 +147,8 @@ TEST(Collectives, connected_sockets_are_tcp_connections_without_listeners_and_th
   for (int fd : {group.ours.get(), group.theirs.get()}) expected.push_back(fd);
   std::sort(expected.begin(), expected.end());
   EXPECT_EQ(connected_sockets(store.port), expected);
+  // Of the two ends one leads there: the other belongs to whoever came.
+  EXPECT_EQ(connections_to(store.port), std::vector<int>{store.ours.get()});
 }
 
 }  // namespace ddip::worker
