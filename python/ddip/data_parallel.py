@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import nn
 
 from ddip.communicators import comm, engine
@@ -52,18 +51,23 @@ class DataParallel(nn.Module):
             raise ConfigError(f"nonfinite={nonfinite!r} is unknown, skip or keep was expected")
         if not bucket_mb > 0:
             raise ConfigError(f"bucket_mb={bucket_mb} is no size")
-        options = {
-            "first_bucket_bytes": int(min(1.0, bucket_mb) * 2**20),
-            "bucket_bytes": int(bucket_mb * 2**20),
-            "find_unused": find_unused,
-            "static_graph": static_graph,
-            "keep_nonfinite": nonfinite == "keep",
-            # Stays when the model is planned anew: what it keeps for the next step belongs to the parameters.
-            "compressor": engine().make_compressor(compress),
-        }
         self.module = module
-        self._dp = Engine(module, options, broadcast_buffers, ranks)
-        self._dp.plan()
+        # Stays when the model is planned anew: what it keeps for the next step belongs to the parameters.
+        compressor = engine().make_compressor(compress)
+        self._dp = engine().Replica(
+            (lambda: ranks) if ranks is not None else comm,
+            lambda: parameters_of(module),
+            lambda: [name for name, _ in module.named_parameters()],
+            lambda: list(module.buffers()),
+            lambda: module.training,
+            first_bucket_bytes=int(min(1.0, bucket_mb) * 2**20),
+            bucket_bytes=int(bucket_mb * 2**20),
+            find_unused=find_unused,
+            static_graph=static_graph,
+            keep_nonfinite=nonfinite == "keep",
+            compressor=compressor,
+            broadcast_buffers=broadcast_buffers,
+        )
 
     # --- training
 
@@ -74,37 +78,32 @@ class DataParallel(nn.Module):
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backwards inside only add up gradients; the next one outside averages the sum."""
-        before, self._dp.reducer.sync = self._dp.reducer.sync, False
-        self._dp.sync = False
+        before, self._dp.sync = self._dp.sync, False
         try:
             yield
         finally:
             self._dp.sync = before
-            self._dp.reducer.sync = before
 
     @contextlib.contextmanager
     def join(self, divide_by_initial_world_size: bool = False) -> Iterator[None]:
         """Ranks may have different numbers of batches: who is done takes part with nothing until all are. The mean is over
         the ranks that have data. At the end all have the model of a rank that trained to the last."""
-        self._dp.reducer.begin_join(divide_by_initial_world_size)
+        self._dp.begin_join(divide_by_initial_world_size)
         yield
-        newest = self._dp.reducer.end_join(self._dp.sync_buffers)
-        self._dp.broadcast(newest)
+        self._dp.end_join()
 
     def stats(self) -> dict[str, Any]:
         """Since the last call: steps, seconds of compute, of communication that backward waited for (exposed), of waiting
         for each rank and which is the slowest, bytes; the timeline of the last backward."""
-        stats: dict[str, Any] = self._dp.reducer.take_stats()
+        stats: dict[str, Any] = self._dp.take_stats()
         waited = stats["waited_seconds"]
         stats["slowest_rank"] = max(range(len(waited)), key=waited.__getitem__) if any(waited) else None
-        stats["buckets"] = len(self._dp.reducer.buckets)
+        stats["buckets"] = len(self._dp.buckets)
         return stats
 
     def check_replicas(self) -> list[str]:
         """Names of parameters and buffers that differ between the ranks. All ranks call it."""
-        named = [*self.module.named_parameters(), *self.module.named_buffers()]
-        equal = engine().are_equal(self._dp.ranks, [tensor.detach() for _, tensor in named])
-        return [name for (name, _), same in zip(named, equal, strict=True) if not same]
+        return list(self._dp.differing([name for name, _ in self.module.named_buffers()]))
 
     # --- the model shines through
 
@@ -172,56 +171,6 @@ class DataParallel(nn.Module):
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise ConfigError("DataParallel belongs to its ranks: copy dp.module")
-
-
-class Engine:
-    """What stands behind a DataParallel, out of nn.Module's sight."""
-
-    def __init__(self, module: nn.Module, options: dict[str, Any], broadcast_buffers: bool, ranks: Any) -> None:
-        self.module = module
-        self.options = options
-        self.broadcast_buffers = broadcast_buffers
-        self.given = ranks
-        self.sync = True
-        self.ranks: Any = None
-        self.reducer: Any = None
-
-    def plan(self) -> None:
-        """All ranks: the model as it is now, with rank 0's values everywhere."""
-        self.ranks = self.given if self.given is not None else comm()
-        named = list(self.module.named_parameters())
-        parameters = [parameter for _, parameter in named]
-        names = [name for name, _ in named]
-        engine().require_same_shapes(self.ranks, names, parameters)
-        self.broadcast(0)
-        self.reducer = engine().Reducer(self.ranks, parameters, names, **self.options)
-        self.reducer.sync = self.sync
-
-    def broadcast(self, root: int) -> None:
-        tensors = [tensor.detach() for tensor in (*self.module.parameters(), *self.module.buffers())]
-        engine().broadcast_all(self.ranks, tensors, root)
-
-    def sync_buffers(self, root: int) -> None:
-        if self.broadcast_buffers:
-            buffers = [buffer.detach() for buffer in self.module.buffers()]
-            if buffers:
-                engine().broadcast_all(self.ranks, buffers, root)
-
-    def refresh(self) -> None:
-        """After .to(), .double(), load_state_dict(assign=True), a part replaced, a group rebuilt: plans anew. Not in join
-        and not without sync, where ranks may be at different places."""
-        if self.reducer.joining:
-            return
-        current = self.given if self.given is not None else comm()
-        if current is not self.ranks or not self.reducer.fits(parameters_of(self.module)):
-            self.plan()
-
-    def before_forward(self) -> None:
-        self.refresh()
-        if not (self.sync and self.module.training and torch.is_grad_enabled()):
-            return
-        self.reducer.note_forward()
-        self.sync_buffers(self.reducer.announce_forward() if self.reducer.joining else 0)
 
 
 def parameters_of(module: nn.Module) -> list[nn.Parameter]:

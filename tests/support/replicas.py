@@ -489,7 +489,7 @@ def conserved(compress: str, steps: int = 12) -> dict[str, Any]:
     """Nothing is lost: what arrived plus what is left over is what was asked for, through buckets cut anew, a model planned
     anew, and a step that was dropped because one value on one rank was not finite."""
     dp = ddip.DataParallel(Given(), compress=compress, bucket_mb=0.004)
-    compressor = dp._dp.options["compressor"]
+    compressor = dp._dp.compressor
     arrived = [torch.zeros(shape) for shape in Given.SHAPES]
     asked = [torch.zeros(shape) for shape in Given.SHAPES]
     largest, skipped, sent = 0.0, 0, []

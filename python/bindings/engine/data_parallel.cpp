@@ -4,7 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "bind.h"
-#include "ddip/data_parallel/reducer.h"
+#include "ddip/data_parallel/replica.h"
 #include "ddip/data_parallel/replicas.h"
 #include "errors.h"
 
@@ -13,11 +13,11 @@ namespace {
 
 namespace py = pybind11;
 using data_parallel::Compressor;
-using data_parallel::Reducer;
+using data_parallel::Replica;
 using Released = py::call_guard<py::gil_scoped_release>;
 
-py::dict stats_of(Reducer& reducer) {
-  data_parallel::ReducerStats stats = reducer.take_stats();
+py::dict stats_of(Replica& replica) {
+  data_parallel::ReducerStats stats = replica.take_stats();
   py::dict result;
   result["steps"] = stats.steps;
   result["skipped"] = stats.skipped;
@@ -47,10 +47,12 @@ void bind_data_parallel(py::module_& module) {
           },
           py::arg("parameter"), "What is left over of this parameter's gradient for the next step");
   module.def("make_compressor", &data_parallel::make_compressor, py::arg("text"));
-  py::class_<Reducer, std::shared_ptr<Reducer>>(module, "Reducer")
-      .def(py::init([](std::shared_ptr<tensors::Communicator> ranks, std::vector<at::Tensor> parameters,
-                       std::vector<std::string> names, size_t first_bucket_bytes, size_t bucket_bytes, bool find_unused,
-                       bool static_graph, bool keep_nonfinite, std::shared_ptr<Compressor> compressor) {
+  py::class_<Replica>(module, "Replica")
+      .def(py::init([](Replica::Ranks ranks, std::function<std::vector<at::Tensor>()> parameters,
+                       std::function<std::vector<std::string>()> names,
+                       std::function<std::vector<at::Tensor>()> buffers, std::function<bool()> training,
+                       size_t first_bucket_bytes, size_t bucket_bytes, bool find_unused, bool static_graph,
+                       bool keep_nonfinite, std::shared_ptr<Compressor> compressor, bool broadcast_buffers) {
              data_parallel::ReducerOptions options;
              options.buckets = {first_bucket_bytes, bucket_bytes};
              options.find_unused = find_unused;
@@ -58,27 +60,30 @@ void bind_data_parallel(py::module_& module) {
              options.keep_nonfinite = keep_nonfinite;
              options.compressor = std::move(compressor);
              options.rethrow = rethrow_inside_torch;
+             data_parallel::Model model{std::move(parameters), std::move(names), std::move(buffers),
+                                        std::move(training)};
              py::gil_scoped_release release;
-             return Reducer::create(std::move(ranks), std::move(parameters), std::move(names), std::move(options));
+             return std::make_unique<Replica>(std::move(ranks), std::move(model), std::move(options),
+                                              broadcast_buffers);
            }),
-           py::arg("ranks"), py::arg("parameters"), py::arg("names"), py::kw_only(), py::arg("first_bucket_bytes"),
-           py::arg("bucket_bytes"), py::arg("find_unused"), py::arg("static_graph"), py::arg("keep_nonfinite"),
-           py::arg("compressor"))
-      .def("fits", &Reducer::fits, py::arg("parameters"))
-      .def_property("sync", &Reducer::sync, &Reducer::set_sync)
-      .def("note_forward", &Reducer::note_forward)
-      .def("begin_join", &Reducer::begin_join, py::arg("divide_by_all"))
-      .def("announce_forward", &Reducer::announce_forward, Released())
-      .def("end_join", &Reducer::end_join, py::arg("on_forward"), Released())
-      .def_property_readonly("joining", &Reducer::joining)
+           py::arg("ranks"), py::arg("parameters"), py::arg("names"), py::arg("buffers"), py::arg("training"),
+           py::kw_only(), py::arg("first_bucket_bytes"), py::arg("bucket_bytes"), py::arg("find_unused"),
+           py::arg("static_graph"), py::arg("keep_nonfinite"), py::arg("compressor"), py::arg("broadcast_buffers"))
+      .def("before_forward", &Replica::before_forward, Released())
+      .def("refresh", &Replica::refresh, Released())
+      .def("plan", &Replica::plan, Released())
+      .def_property("sync", &Replica::sync, &Replica::set_sync)
+      .def("begin_join", &Replica::begin_join, py::arg("divide_by_all"))
+      .def("end_join", &Replica::end_join, Released())
+      .def("sync_buffers", &Replica::sync_buffers, py::arg("root"), Released())
+      .def("differing", &Replica::differing, py::arg("buffer_names"), Released())
       .def("take_stats", &stats_of)
-      .def_property_readonly("buckets", [](const Reducer& self) {
+      .def_property_readonly("compressor", &Replica::compressor)
+      .def_property_readonly("buckets", [](const Replica& self) {
         std::vector<std::vector<size_t>> members;
-        for (const auto& bucket : self.plan().buckets) members.push_back(bucket.members);
+        for (const auto& bucket : self.reducer().plan().buckets) members.push_back(bucket.members);
         return members;
       });
-  module.def("require_same_shapes", &data_parallel::require_same_shapes, py::arg("ranks"), py::arg("names"),
-             py::arg("tensors"), Released());
   module.def("broadcast_all", &data_parallel::broadcast_all, py::arg("ranks"), py::arg("tensors"), py::arg("root"),
              Released());
   module.def("are_equal", &data_parallel::are_equal, py::arg("ranks"), py::arg("tensors"), Released());

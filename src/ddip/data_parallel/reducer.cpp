@@ -96,9 +96,13 @@ void Reducer::plan(const std::vector<size_t>& order) {
   for (const Bucket& bucket : plan_.buckets) flats_.push_back(part(bucket.kind, bucket.begin, bucket.elements));
   for (size_t index = 0; index < parameters_.size(); ++index) {
     const at::Tensor& parameter = parameters_[index];
-    at::Tensor flat = part(gradients_[index].kind, plan_.begin[index], gradients_[index].elements);
-    views_[index] = parameter.is_non_overlapping_and_dense() ? flat.as_strided(parameter.sizes(), parameter.strides())
-                                                             : flat.view(parameter.sizes());
+    const at::Tensor& memory = memory_[static_cast<size_t>(gradients_[index].kind)];
+    std::vector<int64_t> strides = parameter.is_non_overlapping_and_dense()
+                                       ? parameter.strides().vec()
+                                       : at::empty(parameter.sizes(), at::kMeta).strides().vec();
+    // The same memory, but no view in autograd's eyes: optimizers detach gradients in place, which views refuse.
+    int64_t begin = memory.storage_offset() + static_cast<int64_t>(plan_.begin[index]);
+    views_[index] = at::empty({0}, memory.options()).set_(memory.storage(), begin, parameter.sizes(), strides);
   }
 }
 

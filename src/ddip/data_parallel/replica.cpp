@@ -1,0 +1,70 @@
+#include "ddip/data_parallel/replica.h"
+
+#include "ddip/data_parallel/replicas.h"
+
+namespace ddip::data_parallel {
+
+Replica::Replica(Ranks ranks, Model model, ReducerOptions options, bool broadcast_buffers)
+    : current_(std::move(ranks)),
+      model_(std::move(model)),
+      options_(std::move(options)),
+      broadcast_buffers_(broadcast_buffers) {
+  plan();
+}
+
+void Replica::plan() {
+  ranks_ = current_();
+  std::vector<at::Tensor> parameters = model_.parameters();
+  std::vector<std::string> names = model_.names();
+  require_same_shapes(*ranks_, names, parameters);
+  broadcast(0);
+  reducer_ = Reducer::create(ranks_, std::move(parameters), std::move(names), options_);
+  reducer_->set_sync(sync_);
+}
+
+void Replica::broadcast(int root) {
+  std::vector<at::Tensor> all = model_.parameters();
+  for (const at::Tensor& buffer : model_.buffers()) all.push_back(buffer);
+  broadcast_all(*ranks_, all, root);
+}
+
+void Replica::sync_buffers(int root) {
+  if (!broadcast_buffers_) return;
+  std::vector<at::Tensor> buffers = model_.buffers();
+  if (!buffers.empty()) broadcast_all(*ranks_, buffers, root);
+}
+
+void Replica::refresh() {
+  if (reducer_->joining()) return;  // ranks may be at different places
+  if (current_() != ranks_ || !reducer_->fits(model_.parameters())) plan();
+}
+
+void Replica::before_forward() {
+  refresh();
+  if (!sync_ || !at::GradMode::is_enabled() || !model_.training()) return;
+  reducer_->note_forward();
+  sync_buffers(reducer_->joining() ? reducer_->announce_forward() : 0);
+}
+
+void Replica::set_sync(bool sync) {
+  sync_ = sync;
+  reducer_->set_sync(sync);
+}
+
+void Replica::end_join() {
+  broadcast(reducer_->end_join([this](int root) { sync_buffers(root); }));
+}
+
+std::vector<std::string> Replica::differing(const std::vector<std::string>& buffer_names) {
+  std::vector<at::Tensor> all = model_.parameters();
+  std::vector<std::string> names = model_.names(), found;
+  for (const at::Tensor& buffer : model_.buffers()) all.push_back(buffer);
+  names.insert(names.end(), buffer_names.begin(), buffer_names.end());
+  std::vector<bool> equal = are_equal(*ranks_, all);
+  for (size_t index = 0; index < all.size(); ++index) {
+    if (!equal[index]) found.push_back(names[index]);
+  }
+  return found;
+}
+
+}  // namespace ddip::data_parallel

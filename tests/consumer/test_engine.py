@@ -1,0 +1,52 @@
+"""A C++ program outside the tree trains data-parallel with ddip::ddip: the one of examples/cpp."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+pytestmark = pytest.mark.timeout(400)
+pytest.importorskip("torch")
+if (ROOT / ".setup" / "without_engine").exists():
+    pytest.skip("make setup left the data plane out", allow_module_level=True)
+
+
+def run(*command: object) -> str:
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("engine")
+    run("cmake", "--install", ROOT / "build" / "release", "--prefix", folder / "prefix")
+    shutil.copytree(ROOT / "examples" / "cpp", folder / "source")
+    where = [f"-DCMAKE_PREFIX_PATH={folder / 'prefix'}", f"-DPython_EXECUTABLE={sys.executable}"]
+    run("cmake", "-S", folder / "source", "-B", folder / "build", *where)
+    run("cmake", "--build", folder / "build")
+    return folder / "build" / "train"
+
+
+def weights(output: str) -> list[str]:
+    return [found[1] for found in sorted(re.findall(r"rank (\d) of \d: weights (\S+)", output))]
+
+
+@pytest.mark.parametrize("launcher", [["-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"], None])
+def test_ranks_with_different_data_learn_the_same_weights(program: Path, launcher: list[str] | None) -> None:
+    if launcher:
+        output = run(sys.executable, *launcher, program)
+    else:
+        output = run(Path(sys.executable).parent / "ddip", "run", "-n", "2", "--", program)
+    both = weights(output)
+    assert len(both) == 2 and both[0] == both[1]
+    losses = [float(text) for text in re.findall(r"loss (\S+)", output)]
+    assert len(losses) == 5 and losses[-1] < losses[0] / 10
+    # Each rank has data of its own, so alone it learns something else.
+    assert weights(run(program)) != both[:1]
