@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +82,96 @@ def test_a_restarted_rank_can_use_the_gpu_again(four_ranks: ddip.Group) -> None:
     four_ranks.restart(ranks=[2])
     result = four_ranks.run("import torch, ddip\ntorch.ones(3, device=ddip.device()).sum().item()")
     assert [one.value for one in result] == [3.0] * 4
+
+
+# --- our communicators on one GPU, which nothing else lets ranks share
+
+SUPPORT = Path(__file__).parent / "support"
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[ddip.Group]:
+    if (Path(__file__).parent.parent / ".setup" / "without_engine").exists():
+        pytest.skip("make setup left the data plane out")
+    with ddip.Group(workers=3, gpus=[0], name="gpu-three") as group:
+        group.run(
+            f"import sys; sys.path.insert(0, {str(SUPPORT)!r}); import replicas as r\n"
+            "import torch, torch.distributed as dist, ddip\n"
+            "dist.init_process_group('ddip')\nrank, world, device = ddip.rank(), ddip.world_size(), ddip.device()\n"
+            "of = lambda k: (torch.arange(15.0).reshape(3, 5) * (k + 1) + k).to(device)\nmine = lambda: of(rank)"
+        )
+        yield group
+
+
+OPERATIONS = {
+    "sum": "x = mine(); dist.all_reduce(x); torch.equal(x, sum(of(k) for k in range(world)))",
+    "mean": "x = mine(); dist.all_reduce(x, dist.ReduceOp.AVG); torch.equal(x, sum(of(k) for k in range(world)) / world)",
+    "max": "x = mine(); dist.all_reduce(x, dist.ReduceOp.MAX); torch.equal(x, of(world - 1))",
+    "bf16": "x = mine().bfloat16(); dist.all_reduce(x); torch.equal(x, sum(of(k).bfloat16().float() for k in range(world)).bfloat16())",
+    "transposed": "x = mine().t(); dist.all_reduce(x); torch.equal(x, sum(of(k) for k in range(world)).t())",
+    "nothing": "x = torch.empty(0, device=device); dist.all_reduce(x); x.numel() == 0",
+    "integers": "x = mine().long(); dist.all_reduce(x); torch.equal(x, sum(of(k) for k in range(world)).long())",
+    "large": "x = torch.full((100_000_003,), float(rank), device=device); dist.all_reduce(x); bool((x == sum(range(world))).all())",
+    "async": "x = mine(); w = dist.all_reduce(x, async_op=True); w.wait(); torch.equal(x, sum(of(k) for k in range(world)))",
+    "after work on another stream": "s = torch.cuda.Stream()\nwith torch.cuda.stream(s):\n    big = torch.ones(3000, 3000, device=device); big = (big @ big) / 3000; x = big * (rank + 1); dist.all_reduce(x); y = x.sum()\nbool((x == 6).all()) and y.item() == 6 * 9e6",
+    "shared": "c = ddip.comm(); x = c.empty(1_000_003, device=device); x.fill_(rank + 1.0); c.all_reduce(x); bool((x == 6).all())",
+    "broadcast": "x = mine(); dist.broadcast(x, 2); torch.equal(x, of(2))",
+    "all_gather": "out = [torch.empty(3, 5, device=device) for _ in range(world)]; dist.all_gather(out, mine()); all(torch.equal(out[k], of(k)) for k in range(world))",
+    "reduce_scatter": "out = torch.empty(3, 5, device=device); dist.reduce_scatter_tensor(out, torch.cat([of(rank) + k for k in range(world)])); torch.equal(out, sum(of(k) for k in range(world)) + rank * world)",
+    "gather": "out = [torch.empty(3, 5, device=device) for _ in range(world)] if rank == 0 else None; dist.gather(mine(), out, 0); rank != 0 or all(torch.equal(out[k], of(k)) for k in range(world))",
+    "all_to_all": "out = torch.empty(world, device=device); dist.all_to_all_single(out, torch.arange(world, device=device) * 10.0 + rank); out.tolist() == [rank * 10.0 + k for k in range(world)]",
+    "send and receive": "x = torch.empty(1000, device=device); w = dist.isend(torch.full((1000,), float(rank), device=device), (rank + 1) % world); dist.recv(x, (rank - 1) % world); w.wait(); bool((x == (rank - 1) % world).all())",
+    "objects": "out = [None] * world; dist.all_gather_object(out, {'rank': rank}); out == [{'rank': k} for k in range(world)]",
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_on_gpu_tensors_gives_what_one_process_computes(three: ddip.Group, name: str) -> None:
+    code = OPERATIONS[name] if "\n" in OPERATIONS[name] else OPERATIONS[name].replace("; ", "\n")
+    assert [result.value for result in three.run(code)] == [True] * 3
+
+
+TRAININGS = {
+    "plain": "r.train()",
+    "branches by rank": "r.train(r.Branches, r.by_rank)",
+    "GAN": "r.train(r.Gan, r.gan_loss, steps=9)",
+    "accumulation": "r.accumulated()",
+    "channels last": "r.train(r.Convolutions)",
+    "gradients that stay": "r.train(to_none=False)",
+}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_training_on_a_shared_gpu_is_like_one_process(three: ddip.Group, name: str) -> None:
+    worst = [result.value for result in three.run(TRAININGS[name])]
+    assert all(one < 1e-9 for one in worst), worst
+
+
+def test_torchs_ddp_trains_on_a_shared_gpu_over_our_backend(three: ddip.Group) -> None:
+    three.run(
+        "torch.manual_seed(rank)\n"
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 8).to(device))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for step in range(5):\n"
+        "    optimizer.zero_grad()\n"
+        "    model(torch.randn(16, 64, device=device)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "weight = model.module.weight.detach().cpu()"
+    )
+    weights = three.pull("weight", rank="all")
+    assert all(torch.equal(weights[0], other) for other in weights[1:])
+
+
+def test_a_killed_rank_ends_the_wait_of_the_others_on_the_gpu() -> None:
+    with ddip.Group(workers=2, gpus=[0], name="gpu-killed") as group:
+        group.run(
+            "import ddip, os, signal, torch\nc = ddip.comm()\nx = torch.ones(1000, device=ddip.device())\nc.all_reduce(x)"
+        )
+        with pytest.raises(ddip.RankError) as failed:
+            group.run(
+                "if ddip.rank() == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+                "try: c.all_reduce(x); said = 'nothing'\nexcept ddip.PeerLost as error: said = str(error)"
+            )
+        assert list(failed.value.lost) == [1]
+        assert "rank 1 is lost" in group.run("said", ranks=[0])[0].value
+        assert group.run("x.sum().item()", ranks=[0])[0].value == 2000.0

@@ -19,7 +19,7 @@ def register() -> None:
     import torch.distributed as distributed
 
     if distributed.is_available() and "ddip" not in distributed.Backend.backend_list:
-        distributed.Backend.register_backend("ddip", make, devices=["cpu"])
+        distributed.Backend.register_backend("ddip", make, devices=["cpu", "cuda"])
 
 
 def register_when_torch_is_there() -> None:
@@ -28,14 +28,11 @@ def register_when_torch_is_there() -> None:
 
 def abort_sockets(group: Any) -> list[int]:
     """Those of this group's backends that are ours."""
-    import torch
     from torch.distributed import distributed_c10d as c10d
 
     if group is None:
         group = c10d._get_default_group()
     if not isinstance(group, c10d.ProcessGroup):
         return []  # this rank is not in it
-    if torch.device("cpu") not in group._device_types:
-        return []
-    socket = getattr(group._get_backend(torch.device("cpu")), "abort_socket", None)
-    return [] if socket is None else [socket]
+    backends = [group._get_backend(device) for device in group._device_types]
+    return sorted({found.abort_socket for found in backends if hasattr(found, "abort_socket")})

@@ -33,8 +33,8 @@ def engine() -> Any:
 
 
 def comm(backend: str = "auto", *, timeout: float | None = None) -> Communicator:
-    """This group's communicator, made by the first call on all ranks. `backend`: shm (shared memory, one host, CPU
-    tensors), c10d (the default process group, whatever it is), auto (shm if it can be)."""
+    """This group's communicator, made by the first call on all ranks. `backend`: shm (memory that the ranks of one host
+    share, on CPU and GPU), c10d (the default process group, whatever it is), auto (shm)."""
     global _attempt, _times
     if backend not in BACKENDS:
         raise ConfigError(f"backend={backend!r} is unknown, one of {', '.join(BACKENDS)} was expected")
@@ -58,16 +58,15 @@ def make(backend: str, patience: datetime.timedelta) -> Any:
         raise ConfigError(
             "backend='c10d' works over the default process group: call torch.distributed.init_process_group first"
         )
-    if backend == "c10d" or (backend == "auto" and device().type != "cpu"):
-        if not initialized:
-            raise ConfigError(f"{device()} needs a process group: call torch.distributed.init_process_group first")
+    if backend == "c10d":
         group = distributed.distributed_c10d._get_default_group()
         name = distributed.get_backend()
         return _engine.Communicator(group._get_backend(device()), name, "the default process group")
     made = _engine.C10dBackend(store(), rank(), world_size(), patience)
     if control() is not None:
         control().add_group("ddip.comm", [made.abort_socket])
-    reason = "asked for" if backend == "shm" else "CPU ranks on one host"
+    where = "the GPU's" if device().type == "cuda" else "one host's"
+    reason = "asked for" if backend == "shm" else f"all ranks see {where} memory"
     return _engine.Communicator(made, "shm", reason)
 
 

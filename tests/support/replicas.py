@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ import ddip
 torch.set_num_threads(1)
 rank, world = ddip.rank(), ddip.world_size()
 DOUBLE = torch.float64
+DEVICE = ddip.device()
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -27,9 +29,9 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 def batch(step: int, of: int, size: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
     """What rank `of` has in this step: different for each."""
     generator = torch.Generator().manual_seed(1000 * step + of)
-    return torch.randn(size, 6, generator=generator, dtype=DOUBLE), torch.randn(
-        size, 3, generator=generator, dtype=DOUBLE
-    )
+    x = torch.randn(size, 6, generator=generator, dtype=DOUBLE)
+    y = torch.randn(size, 3, generator=generator, dtype=DOUBLE)
+    return x.to(DEVICE), y.to(DEVICE)
 
 
 def mlp() -> nn.Module:
@@ -43,9 +45,9 @@ def squares(model: Any, x: torch.Tensor, y: torch.Tensor, of: int, step: int) ->
 def pair(make: Callable[[], nn.Module], **options: Any) -> tuple[nn.Module, Any]:
     """The plain model with rank 0's values, and the wrapped one, which begins with other values on the other ranks."""
     torch.manual_seed(0)
-    single = make()
+    single = make().to(DEVICE)
     torch.manual_seed(rank)
-    return single, ddip.DataParallel(make(), bucket_mb=0.001, **options)
+    return single, ddip.DataParallel(make().to(DEVICE), bucket_mb=0.001, **options)
 
 
 def apart(single: nn.Module, dp: Any) -> float:
@@ -443,6 +445,31 @@ def broken_off() -> float:
         one.step()
         ours.step()
     return apart(single, dp)
+
+
+class Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
+        time.sleep(0.2)
+        return gradient
+
+
+class Sleeper(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return Slow.apply(x)
+
+
+def overlapped() -> dict[str, Any]:
+    """Backward takes its time between two layers: the gradients of the later one can travel meanwhile."""
+    dp = ddip.DataParallel(nn.Sequential(nn.Linear(64, 512), Sleeper(), nn.Linear(512, 1024)), bucket_mb=1)
+    for _ in range(2):
+        dp.zero_grad()
+        dp(torch.randn(4, 64)).sum().backward()
+    return dp.stats()
 
 
 def counted() -> list[dict[str, Any]]:

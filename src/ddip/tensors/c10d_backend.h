@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "ddip/comm/shm/watch.h"
-#include "ddip/tensors/elements.h"
+#include "ddip/tensors/operations.h"
 #include "ddip/tensors/worker_thread.h"
 
 namespace ddip::tensors {
@@ -68,7 +68,7 @@ class C10dBackend : public c10d::Backend {
   int abort_socket() const { return watch_->abort_socket(); }
 
   // Memory that all ranks see. All ranks call it, with the same size.
-  std::shared_ptr<std::byte> allocate(size_t bytes);
+  std::shared_ptr<std::byte> allocate(size_t bytes, at::Device device);
   // Seconds this rank has waited for each of the others so far.
   std::vector<double> waited() const { return collectives_->waited(); }
   // What this rank waits for now, in words.
@@ -77,14 +77,16 @@ class C10dBackend : public c10d::Backend {
  private:
   class OurWork;
 
-  // Runs `body` in its turn; `result` is what the work's future holds.
-  Work start(c10d::OpType type, bool async, Tensors result, std::function<void(comm::shm::Collectives&)> body);
+  // Runs `body` in its turn; `result` is what the work's future holds. `device`: of the tensors, if not the result's.
+  Work start(c10d::OpType type, bool async, Tensors result, std::function<void(Operations&)> body,
+             std::optional<at::Device> device = std::nullopt);
   Work receive(c10d::OpType type, Tensors& tensors, int from, int tag);
   comm::shm::Mail& mail();
 
   c10::intrusive_ptr<Options> options_;
   std::unique_ptr<comm::shm::Segment> segment_;
   std::unique_ptr<comm::shm::Collectives> collectives_;
+  std::unique_ptr<Operations> operations_;
   std::unique_ptr<comm::shm::Watch> watch_;
   std::mutex mail_mutex_;
   std::unique_ptr<comm::shm::Mail> mail_;

@@ -50,11 +50,15 @@ Capabilities Communicator::capabilities() const {
 }
 
 at::Tensor Communicator::empty(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  if (!ours_ || !options.device().is_cpu()) return at::empty(sizes, options);
+  if (!ours_) return at::empty(sizes, options);
   size_t bytes = static_cast<size_t>(c10::multiply_integers(sizes)) * options.dtype().itemsize();
-  std::shared_ptr<std::byte> memory = ours_->allocate(bytes);
+  std::shared_ptr<std::byte> memory = ours_->allocate(bytes, options.device());
   void* data = memory.get();
-  return at::from_blob(data, sizes, [memory](void*) {}, options);
+  return at::for_blob(data, sizes)
+      .deleter([memory](void*) {})
+      .options(options)
+      .target_device(options.device())
+      .make_tensor();
 }
 
 Communicator::Work Communicator::start_all_reduce(const at::Tensor& tensor, Reduction reduction) {

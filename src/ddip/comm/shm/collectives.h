@@ -48,6 +48,10 @@ class Collectives {
   // its last holder lets go, on each rank by itself.
   std::shared_ptr<std::byte> allocate(size_t bytes);
 
+  // For data that does not lie in the segment (on a GPU): all ranks meet, and agree on what they do; then meet again.
+  void meet(const Operation& operation) { meeting_.begin(operation); }
+  void meet_again() { meeting_.again(); }
+
   // Messages between two ranks, through a part of the arena of their own.
   std::unique_ptr<Mail> open_mail() const;
 
