@@ -51,20 +51,22 @@ std::vector<c10::Device> gpus_of(const std::vector<at::Tensor>& tensors) {
   return found;
 }
 
-// What the caller's stream was asked to do before, and may still be doing.
+// What the caller's stream was asked to do before, and may still be doing. The caller's own thread need not wait for
+// it.
 class Before {
  public:
-  explicit Before(c10::Device device) {
+  explicit Before(c10::Device device) : caller_(std::this_thread::get_id()) {
     if (device.is_cpu()) return;
     c10::impl::VirtualGuardImpl guard(device.type());
     event_ = std::make_shared<c10::Event>(device.type());
     event_->record(guard.getStream(device));
   }
   void wait() const {
-    if (event_) event_->synchronize();
+    if (event_ && std::this_thread::get_id() != caller_) event_->synchronize();
   }
 
  private:
+  std::thread::id caller_;
   std::shared_ptr<c10::Event> event_;
 };
 
@@ -352,9 +354,9 @@ C10dBackend::Work C10dBackend::barrier(const c10d::BarrierOptions& options) {
   return start(c10d::OpType::BARRIER, is_async(options), {}, [](Operations& ranks) { ranks.barrier(); });
 }
 
-std::shared_ptr<std::byte> C10dBackend::allocate(size_t bytes, at::Device device) {
+std::shared_ptr<std::byte> C10dBackend::allocate(size_t bytes) {
   std::shared_ptr<std::byte> memory;
-  start(c10d::OpType::UNKNOWN, false, {}, [&](Operations& ranks) { memory = ranks.allocate(bytes, device); })->wait();
+  start(c10d::OpType::UNKNOWN, false, {}, [&](Operations& ranks) { memory = ranks.allocate(bytes); })->wait();
   return memory;
 }
 

@@ -67,8 +67,8 @@ class C10dBackend : public c10d::Backend {
   // Shutting it down is abort(), for who has no Python.
   int abort_socket() const { return watch_->abort_socket(); }
 
-  // Memory that all ranks see. All ranks call it, with the same size.
-  std::shared_ptr<std::byte> allocate(size_t bytes, at::Device device);
+  // Memory that all ranks see, on the CPU. All ranks call it, with the same size.
+  std::shared_ptr<std::byte> allocate(size_t bytes);
   // Seconds this rank has waited for each of the others so far.
   std::vector<double> waited() const { return collectives_->waited(); }
   // What this rank waits for now, in words.

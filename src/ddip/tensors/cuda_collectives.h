@@ -1,5 +1,8 @@
 // The collectives that training lives on, on GPU memory. Ranks may share a GPU, where a kernel that waits for another
 // rank would burn its time slice: so the hosts wait for their streams, meet in shared memory, and go on.
+//
+// Every rank copies its data into memory that the others see, all meet, each takes what it needs. There are two such
+// memories, used in turn: who comes to the next meeting has taken what was in this one, so one meeting is enough.
 #pragma once
 
 #include <memory>
@@ -19,35 +22,22 @@ class CudaCollectives {
   void all_gather(const at::Tensor& all, const at::Tensor& mine);
   void reduce_scatter(const at::Tensor& mine, const at::Tensor& all, const comm::shm::Typed& typed);
 
-  // Memory that all ranks see: all_reduce on it need not copy it first. All ranks, with the same size.
-  std::shared_ptr<std::byte> allocate(size_t bytes);
-
   at::Device device() const { return device_; }
 
  private:
-  struct Place {
-    std::shared_ptr<CudaSlab> slab;
-    uint64_t number = 0;
-    size_t offset = 0;
-  };
-  struct Allocated {
-    uint64_t number;
-    std::weak_ptr<CudaSlab> slab;
-  };
+  using Step = std::function<void(const CudaSlab& shared, int64_t begin, int64_t count)>;
 
-  Place find(const void* data, size_t bytes);
-  // Where tensors of others are copied to, at least this large.
-  CudaSlab& staging(size_t bytes);
-  at::Tensor at_place(std::byte* memory, int64_t count, const at::Tensor& like) const;
-  void reduce_slice(const CudaSlab& slab, size_t offset, const at::Tensor& like, int64_t count,
-                    const comm::shm::Typed& typed, const at::Tensor& out, int64_t begin) const;
+  // For each piece of `count` elements of `size` bytes: put, meet, take.
+  void in_pieces(const comm::shm::Operation& operation, int64_t count, size_t size, const Step& put, const Step& take);
+  // What a rank has put in.
+  at::Tensor of(const CudaSlab& shared, int rank, int64_t begin, int64_t count, const at::Tensor& like) const;
+  void grow(size_t bytes);
   void sync() const;
 
   comm::shm::Collectives& ranks_;
   const at::Device device_;
-  std::unique_ptr<CudaSlab> staging_;
-  uint64_t allocations_ = 0;
-  std::vector<Allocated> allocated_;
+  std::unique_ptr<CudaSlab> shared_[2];
+  uint64_t turn_ = 0;
 };
 
 }  // namespace ddip::tensors

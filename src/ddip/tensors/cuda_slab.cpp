@@ -6,19 +6,8 @@
 #include "ddip/tensors/cuda_runtime.h"
 
 namespace ddip::tensors {
-namespace {
-
-constexpr size_t kLine = 512;
-
-size_t whole_lines(size_t bytes) { return (std::max<size_t>(bytes, 1) + kLine - 1) / kLine * kLine; }
-
-}  // namespace
-
 CudaSlab::CudaSlab(comm::shm::Collectives& ranks, at::Device device, size_t bytes)
-    : rank_(ranks.rank()),
-      device_(device),
-      bytes_(whole_lines(bytes)),
-      memory_(static_cast<size_t>(ranks.world()), nullptr) {
+    : rank_(ranks.rank()), device_(device), bytes_(bytes), memory_(static_cast<size_t>(ranks.world()), nullptr) {
   c10::DeviceGuard guard(device);
   const CudaRuntime& cuda = CudaRuntime::get();
   std::string error;
@@ -31,8 +20,7 @@ CudaSlab::CudaSlab(comm::shm::Collectives& ranks, at::Device device, size_t byte
   };
   IpcHandle mine{};
   attempt([&] {
-    size_t slot = whole_lines(bytes_ / static_cast<size_t>(ranks.world()) + kLine);
-    memory_[static_cast<size_t>(rank_)] = static_cast<std::byte*>(cuda.allocate(bytes_ + slot));
+    memory_[static_cast<size_t>(rank_)] = static_cast<std::byte*>(cuda.allocate(bytes_));
     mine = cuda.offer(memory_[static_cast<size_t>(rank_)]);
   });
   // Two rounds: nobody opens what somebody failed to make.

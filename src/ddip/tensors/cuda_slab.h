@@ -1,5 +1,5 @@
-// Memory on the GPU that all ranks of this host see: a part for each to write in, and a slot for each to reduce into.
-// Each rank allocates its own and opens the others'; ranks may share a GPU or have one each.
+// Memory on the GPU that all ranks of this host see: each allocates its own part and opens the others'. Ranks may share
+// a GPU or have one each.
 #pragma once
 
 #include <vector>
@@ -18,7 +18,6 @@ class CudaSlab {
   ~CudaSlab();
 
   std::byte* part(int rank) const { return memory_[static_cast<size_t>(rank)]; }
-  std::byte* slot(int rank) const { return part(rank) + bytes_; }
   size_t bytes() const { return bytes_; }
 
  private:
@@ -26,7 +25,7 @@ class CudaSlab {
 
   const int rank_;
   const at::Device device_;
-  size_t bytes_;
+  const size_t bytes_;
   std::vector<std::byte*> memory_;  // by rank
 };
 

@@ -103,11 +103,6 @@ CudaCollectives* Operations::on(at::Device device) {
   return cuda_.emplace_back(std::make_unique<CudaCollectives>(ranks_, device)).get();
 }
 
-std::shared_ptr<std::byte> Operations::allocate(size_t bytes, at::Device device) {
-  CudaCollectives* cuda = on(device);
-  return cuda ? cuda->allocate(bytes) : ranks_.allocate(bytes);
-}
-
 void Operations::all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& operation) {
   comm::shm::Typed how = typed(tensor, operation);
   if (CudaCollectives* cuda = on(tensor.device())) {

@@ -34,12 +34,11 @@ class Operations {
                   const std::vector<int64_t>& input_sizes);
   void all_to_all(const Tensors& outputs, const Tensors& inputs);
 
-  // Memory that all ranks see. All ranks, with the same size.
-  std::shared_ptr<std::byte> allocate(size_t bytes, at::Device device);
+  // Memory that all ranks see, on the CPU. All ranks, with the same size.
+  std::shared_ptr<std::byte> allocate(size_t bytes) { return ranks_.allocate(bytes); }
 
   int rank() const { return ranks_.rank(); }
   int world() const { return ranks_.world(); }
-  comm::shm::Collectives& host() { return ranks_; }
 
  private:
   // Null for the CPU.
