@@ -191,7 +191,7 @@ def test_what_cannot_travel_is_named(dip: TerminalShell, plain: Any) -> None:
     assert plain.run("'good' in globals()")[0].value is False, "all or nothing"
     dip.do("%%dip\nimport threading; stays = threading.Lock()")
     text = dip.run("%dipull stays").usage_error()
-    assert "lock" in text and "rank 0" in text, text
+    assert "'stays'" in text and "lock" in text and "rank 0" in text, text
 
 
 def test_pull_of_an_unknown_name_names_it(dip: TerminalShell) -> None:
