@@ -174,7 +174,9 @@ void Cells::refuse_input(uint64_t cell, int rank) {
 void Cells::output(Message message) {
   const auto& bytes = message.body.at("bytes").get_binary();
   std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  std::string& tail = ranks_.at(static_cast<size_t>(message.rank)).tail;
+  Rank& rank = ranks_.at(static_cast<size_t>(message.rank));
+  std::string& tail = rank.tail;
+  if (std::exchange(rank.tail_of, message.id) != message.id) tail.clear();
   tail.append(text.substr(text.size() > kTailBytes ? text.size() - kTailBytes : 0));
   if (tail.size() > 2 * kTailBytes) tail.erase(0, tail.size() - kTailBytes);
   uint8_t stream = message.body.at("stream").get<uint8_t>();
@@ -217,8 +219,8 @@ void Cells::remember_ending(int rank, json ending) { ranks_.at(static_cast<size_
 void Cells::lose(int rank, const std::string& why) {
   const Rank& lost = ranks_.at(static_cast<size_t>(rank));
   for (uint64_t cell : requests_.unfinished_on(rank)) {
-    settle(*requests_.find(cell), rank,
-           {{"outcome", "lost"}, {"why", why}, {"detail", lost.ending}, {"tail", last_lines(lost.tail, kTailLines)}});
+    const std::string tail = lost.tail_of == cell ? last_lines(lost.tail, kTailLines) : "";
+    settle(*requests_.find(cell), rank, {{"outcome", "lost"}, {"why", why}, {"detail", lost.ending}, {"tail", tail}});
   }
 }
 
