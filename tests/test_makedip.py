@@ -175,3 +175,12 @@ def test_attaching_shows_what_this_client_missed_once(shell: TerminalShell) -> N
     lines = shell.do("%makedip --attach " + default_name()).out.splitlines()
     assert lines.count("said meanwhile") == 1 and not any("seen before" in line for line in lines), lines
     assert "said meanwhile" not in shell.do("%makedip").out
+
+
+def test_rebuild_makes_process_groups_again_and_keeps_variables(shell: TerminalShell, torched: Any) -> None:
+    shell.magics.here.group, shell.magics.here.client_name = torched, "tests"
+    shell.do("%%dip\nimport torch, torch.distributed as dist\ndist.init_process_group('gloo'); old = dist.group.WORLD")
+    assert "process groups made again" in shell.do("%makedip --rebuild").out
+    said = shell.do("%%dip\nx = torch.ones(1); dist.all_reduce(x); print(x.item(), old is not dist.group.WORLD)")
+    assert said.out == "2.0 True\n"
+    shell.do("%%dip\ndist.destroy_process_group()")

@@ -39,6 +39,7 @@ class GroupCommands:
             "info": self._info,
             "kill": self._kill,
             "restart": self._restart,
+            "rebuild": self._rebuild,
             "attach": self._attach,
             "start": self._start,
         }
@@ -63,6 +64,8 @@ class GroupCommands:
 
     def _restart(self, flags: list[str], checked: dict[str, Any]) -> None:
         current = self._meant(checked)
+        if checked["ranks"]:
+            return self._restart_some(checked["ranks"], current)
         if current is None:
             return self._start(without_restart(flags), checked)
         if checked["has_shape"]:
@@ -72,6 +75,22 @@ class GroupCommands:
         current.restart()
         self._here.group = current
         print(f"group {current.name}: {current.world_size} workers restarted, empty ({time.monotonic() - begun:.2f} s)")
+
+    def _restart_some(self, text: str, current: Group | None) -> None:
+        if current is None:
+            raise UsageError(f"%makedip -r --ranks {text}: no group here; %makedip starts one" + running_groups())
+        ranks = _client.parse_rank_list(text, current.world_size, "%makedip -r --ranks")
+        begun = time.monotonic()
+        current.restart(ranks)
+        workers = f"rank{'s' if len(ranks) > 1 else ''} {_client.rank_list(ranks)}"
+        print(f"group {current.name}: {workers} restarted, empty ({time.monotonic() - begun:.2f} s)")
+
+    def _rebuild(self, flags: list[str], checked: dict[str, Any]) -> None:
+        current = self._meant(checked)
+        if current is None:
+            raise UsageError("%makedip --rebuild: no group here; %makedip starts one" + running_groups())
+        current.rebuild()
+        print(f"group {current.name}: process groups made again on all ranks; variables stay")
 
     def _attach(self, flags: list[str], checked: dict[str, Any]) -> None:
         self._join(checked["name"])

@@ -82,7 +82,7 @@ void Cells::execute(Session& session, Message message) {
   records_.follow(session, request.cell);
   json about = {{"ranks", ranks},
                 {"client", session.client},
-                {"source", message.body.value("code", "")},
+                {"source", message.body.value("code", message.body.value("first_line", ""))},
                 {"name", message.body.value("name", "")}};
   uint64_t client_number = std::exchange(message.id, request.cell);
   message.body["ranks"] = std::move(ranks);
@@ -109,8 +109,9 @@ std::string Cells::why_not(int rank) const {
   if (!members_.has(rank)) return fmt::format("rank {} is not in this group (ranks 0-{})", rank, members_.size() - 1);
   if (members_.is_ready(rank)) return "";
   const membership::Member& member = members_.at(rank);
-  return fmt::format("rank {} is {}{}; %makedip -r restarts all, group.restart(ranks=[{}]) this one", rank,
-                     membership::name_of(member.status), member.why.empty() ? "" : " (" + member.why + ")", rank);
+  return fmt::format(
+      "rank {0} is {1}{2}; %makedip -r --ranks {0}, or restart(ranks=[{0}]) of its Group, starts it anew, empty", rank,
+      membership::name_of(member.status), member.why.empty() ? "" : " (" + member.why + ")");
 }
 
 void Cells::interrupt(Session& session, const Message& message) {
