@@ -143,7 +143,7 @@ def test_help_is_printed_not_raised(shell: TerminalShell) -> None:
         ("%dipper 1x", ["1x"]),
         ("%dipper a b", ["a b"]),
         ("%dipper group", ["no group here"]),
-        ("%diplog x", ["x"]),
+        ("%diplog x", ["x", "last"]),
         ("%diplog 1 2", ["1 2"]),
         ("%diplog", ["no journal"]),
         ("%dipwhy", ["no group here"]),
@@ -234,6 +234,19 @@ def test_diplog_replays_the_journal_each_line_with_its_rank(shell: TerminalShell
     second = shell.do("%diplog 2").out
     assert "second" in second and "first" not in second
     assert "no cell 99" in shell.do("%diplog 99").out
+    assert "ZeroDivisionError" in shell.do("%diplog last").out and "second" not in shell.do("%diplog last").out
+
+
+def test_diplog_of_a_flood_shows_the_newest_lines_and_the_way_to_the_rest(shell: TerminalShell) -> None:
+    shell.do("%makedip -n 1")
+    shell.do("%%dip -q\nfor i in range(20_000): print('line', i)")
+    for line in ("%diplog", "%diplog 1", "%diplog last"):
+        said = shell.do(line).out
+        marker, headline, *lines = said.splitlines()
+        assert len(said) < 500_000 and lines == [f"[0] line {i}" for i in range(15_000, 20_000)], said[:1000]
+        assert "15001 lines left out" in marker and "ddip log " in marker and headline.startswith("--- cell 1 "), marker
+    shell.do("%%dip -q\nprint('x' * 1_000_000); print('end')")
+    assert len(shell.do("%diplog").out) < 500_000 and shell.do("%diplog last").out.endswith("[0] end\n")
 
 
 def test_diplog_shows_what_a_bar_came_to(shell: TerminalShell) -> None:

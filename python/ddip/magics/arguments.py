@@ -45,3 +45,12 @@ def of_dipull(parts: list[str]) -> tuple[list[str], str]:
     if not names:
         raise UsageError("%dipull NAMES: which variables?")
     return names, rank
+
+
+def of_diplog(parts: list[str]) -> int | None:
+    """[CELL|last]: a cell's number; 0: all; None: the newest."""
+    if not parts:
+        return 0
+    if len(parts) > 1 or not (parts[0] == "last" or parts[0].isdigit()):
+        raise UsageError(f"%diplog [CELL|last]: expected a cell's number or last, found: {' '.join(parts)}")
+    return None if parts[0] == "last" else int(parts[0])

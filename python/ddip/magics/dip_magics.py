@@ -144,12 +144,15 @@ class DipMagics(Magics):
     @line_magic
     @explained
     def diplog(self, line: str) -> None:
-        """%diplog [CELL]: everything that was printed, from the journal; a line each with its rank."""
-        parts = arguments.words(line)
-        if len(parts) > 1 or (parts and not parts[0].isdigit()):
-            raise UsageError(f"%diplog [CELL]: expected a cell's number, found: {line.strip()}")
+        """What was printed, from the journal: every line with its rank, the newest if there are too many to show.
+
+        %diplog                      all cells
+        %diplog 4                    cell 4 only
+        %diplog last                 the newest cell
+        """
+        wanted = arguments.of_diplog(arguments.words(line))
         with self._one_line():
-            journal.show(self.here.name(), int(parts[0]) if parts else 0, display.screen_for(self.shell))
+            journal.show(self.here.name(), wanted, display.screen_for(self.shell))
 
     @line_magic
     @explained
