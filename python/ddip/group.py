@@ -258,9 +258,9 @@ class Group:
         attempt = int(time.time() * 1000)
         self.finish(self.submit({"kind": "rebuild", "attempt": attempt, "first_line": "rebuild"}))
 
-    def restart(self, ranks: Ranks = None, timeout: float = 120) -> dict[str, Any]:
+    def restart(self, ranks: Ranks = None, timeout: float = 120) -> None:
         """New processes for these ranks (default: all); they come back empty."""
-        return dict(self.control.request("restart", {"ranks": self._ranks(ranks)}, timeout))
+        self.control.request("restart", {"ranks": self._ranks(ranks)}, timeout)
 
     def stop(self) -> None:
         """Ends every process of the group. Returns when they are gone."""

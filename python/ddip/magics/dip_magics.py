@@ -14,6 +14,7 @@ from ddip.magics.cell_runner import CellRunner
 from ddip.magics.explained import HELP, explained
 from ddip.magics.failures import one_line
 from ddip.magics.group_commands import GroupCommands
+from ddip.magics.joining import show_missed
 from ddip.magics.notebook_group import NotebookGroup
 
 
@@ -23,7 +24,7 @@ class DipMagics(Magics):
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
-        self.here = NotebookGroup()
+        self.here = NotebookGroup(lambda group, live: show_missed(group, display.screen_for(shell), live))
         self.autodip_switch = AutodipSwitch(OWN_MAGICS)
         self.runner = CellRunner(shell, self.here, self.autodip_switch, OWN_MAGICS)
 
@@ -77,7 +78,7 @@ class DipMagics(Magics):
         if on:
             with self._one_line():
                 _client.parse_cell_flags(arguments.words(flags), "%%dip")
-                self.here.need()
+                self.here.need(wait=False)
         self.autodip_switch.flags = flags if on else None
         print("autodip is " + ("on" if on else "off"))
 
@@ -139,7 +140,7 @@ class DipMagics(Magics):
         names = arguments.words(line)
         if len(names) != 1 or not names[0].isidentifier():
             raise UsageError(f"%dipper NAME: expected one variable name, found: {line.strip() or 'nothing'}")
-        self.shell.user_ns[names[0]] = self.here.need()
+        self.shell.user_ns[names[0]] = self.here.need(wait=False)
 
     @line_magic
     @explained
@@ -162,7 +163,7 @@ class DipMagics(Magics):
         %dipwhy
         """
         with self._one_line():
-            print("\n".join(_client.explain(self.here.need().why())))
+            print("\n".join(_client.explain(self.here.need(wait=False).why())))
 
 
 OWN_MAGICS = frozenset(name for names in DipMagics.magics.values() for name in names)
