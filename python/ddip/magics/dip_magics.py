@@ -93,11 +93,8 @@ class DipMagics(Magics):
 
     def _push(self, line: str) -> None:
         with self._one_line("%dipush"):
-            names = arguments.words(line)
-            if not names:
-                raise UsageError("%dipush NAMES: which variables?")
             found = {}
-            for name in names:
+            for name in arguments.names_of(arguments.words(line), "%dipush"):
                 if name not in self.shell.user_ns:
                     raise UsageError(
                         f"%dipush {name}: no such variable here" + _client.did_you_mean(name, list(self.shell.user_ns))
