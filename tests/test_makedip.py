@@ -61,6 +61,7 @@ def test_another_shape_replaces_a_group_in_which_no_cell_has_run(shell: Terminal
     processes.assert_gone(before, 2.0)
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")  # of the async cell's thread
 def test_another_shape_is_refused_once_a_cell_has_run_and_r_replaces(shell: TerminalShell) -> None:
     shell.do("%makedip -n 2")
     shell.do("%%dip --async job\nimport time\nprint('begun'); time.sleep(600)")
