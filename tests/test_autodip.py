@@ -72,7 +72,7 @@ def test_our_magics_in_the_middle_of_a_cell_run_here_and_the_code_around_them_th
     assert dip.do("%%dip\n!echo there\nsecond = 'x'\n%dipull second").out == "there\n", "so it is under %%dip"
     assert dip.names["second"] == "x"
     assert "dipull NAMES" not in dip.do('text = """\n%dipull\n"""\nprint(len(text))').out, "text is text"
-    assert "these variables to every worker" in dip.do("%dipush?").out
+    assert "variables of every worker" in dip.do("%dipush?").out
 
 
 def test_a_failure_ends_a_cell_that_our_magics_cut_and_names_the_line(dip: TerminalShell, plain: Any) -> None:

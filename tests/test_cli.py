@@ -116,6 +116,10 @@ BAD = [
         ["run", "-n", "2", "--", "nosuchprogram"],
         "ddip run nosuchprogram: no such program; expected one in PATH, or a path to one",
     ),
+    (
+        ["run", "-n", "2", "tr.py"],
+        "ddip run tr.py: no such program; a script is started by its Python: -- python tr.py",
+    ),
     (["run", "-n", "2", "--slurm", "--", "true"], None),
     (
         ["run", "-n", "2", "--prefix", "--no-prefix", "--", "true"],
@@ -157,7 +161,7 @@ def test_a_name_is_needed_only_where_several_groups_run(groups: Path) -> None:
     assert ddip("exec", "print(41 + 1)").stdout == "42\n"
     ddip("up", "two", "-n", "1")
     assert complaint("exec", "1") == "ddip exec: 2 groups are running (one, two); expected one's name: ddip exec NAME"
-    assert complaint("info", "tow") == "ddip info tow: no such group; did you mean two?; running: one, two"
+    assert complaint("info", "tow") == "ddip info tow: no such group; did you mean two? running: one, two"
     assert ddip("ls", "--names").stdout == "one\ntwo\n"
     assert ddip("exec", "two", "print(1)").stdout == "1\n"
 
@@ -380,6 +384,27 @@ def test_interrupt_reports_stuck_ranks_and_kill_replaces_them(group: Path) -> No
 
 
 # ---- log
+
+
+def test_log_tail_shows_the_newest_lines(group: Path) -> None:
+    ddip("exec", "--ranks", "0", "for i in range(10): print('line', i)")
+    text = ddip("log").stdout.splitlines()
+    assert ddip("log", "--tail", "3").stdout.splitlines() == text[-3:] == ["[0] line 7", "[0] line 8", "[0] line 9"]
+    assert ddip("log", "--tail", "1000").stdout.splitlines() == text
+    assert complaint("log", "--tail", "0").startswith("ddip log --tail 0: expected a number of lines from 1")
+    with Running("log", "-f", "--tail", "1") as following:
+        following.wait_for("[0] line 9")
+        ddip("exec", "--ranks", "0", "print('later')")
+        following.wait_for("[0] later")
+        ddip("down", "g")
+        assert following.end(5) == 0
+        assert following.out[0] == "[0] line 9"
+
+
+def test_info_of_a_lost_rank_shows_why_and_no_process(group: Path) -> None:
+    ddip("exec", "--ranks", "1", "import os; os._exit(3)", code=1)
+    lost = next(line for line in ddip("info").stdout.splitlines() if "rank 1" in line)
+    assert "lost" in lost and "exit code 3" in lost and "pid" not in lost, lost
 
 
 def test_log_replays_cells_and_follows(group: Path) -> None:

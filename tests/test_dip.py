@@ -298,3 +298,13 @@ def test_async_without_a_name_and_with_a_failure_shows_it(dip: TerminalShell) ->
     with pytest.raises(ddip.RankError):
         dip.names["job"].results()
     assert "cell" in dip.do("%%dip --async\npass").out
+
+
+# ---- no news
+
+
+def test_a_silent_cell_says_by_itself_who_is_where_a_line_per_rank(dip: TerminalShell, monkeypatch: Any) -> None:
+    monkeypatch.setattr("ddip.magics.follower.SILENCE", 0.1)
+    lines = dip.do("%%dip\nimport time; time.sleep(1)").err.splitlines()
+    assert lines[0] == "ddip: no news for 0 s:", lines
+    assert [line[:9] for line in lines[1:3]] == ["  rank 0:", "  rank 1:"] and " | " not in "".join(lines), lines

@@ -210,15 +210,15 @@ def test_python_of_a_page_runs_and_prints_what_it_says(page: str, tmp_path: Path
 def test_notebook_of_the_readme_runs_and_prints_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")
-    (source,) = [block for block in blocks("README.md", "python") if block.startswith("%")]
-    cells = [nbformat.v4.new_code_cell(cell) for cell in source.strip().split("\n\n")]
-    assert len(cells) == 3
+    sources = [block for block in blocks("README.md", "python") if block.startswith("%")]
+    assert len(sources) == 3, "a block is a cell: pasted into one they would not run"
+    cells = [nbformat.v4.new_code_cell(source.strip()) for source in sources]
     notebook = nbformat.v4.new_notebook(cells=cells)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "python"))
     nbclient.NotebookClient(notebook, timeout=50, kernel_name="python3").execute()
     (shown,) = notebook.cells[1].outputs
     every = [body for _, body in BLOCK.findall(text_of("README.md"))]
-    promise = every[every.index(source) + 1]
+    promise = every[every.index(sources[-1]) + 1]
     assert shown.data["text/plain"].strip() == promise.strip()
     assert "stopped" in notebook.cells[2].outputs[-1].text
 

@@ -178,7 +178,7 @@ while time.monotonic() < end:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
 def test_a_dead_rank_is_told_at_once_with_its_signal_and_last_lines(start: Any, number: int) -> None:
     group = start()
-    group.run("precious = 1")
+    group.run("precious = 1; print('of an older cell')")
     cell = group.run(
         "import time\nfor n in range(60): print('line', n)\nprint('in', flush=True); time.sleep(600)",
         ranks=[1],
@@ -193,9 +193,18 @@ def test_a_dead_rank_is_told_at_once_with_its_signal_and_last_lines(start: Any, 
     with pytest.raises(ddip.RankError) as error:
         cell.results()
     text = error.value.lost[1]
-    assert signal.Signals(number).name in text and "line 59" in text and "in" in text.splitlines()[-1]
-    assert "line 5\n" not in text, "the last 50 lines, not all of them"
+    assert signal.Signals(number).name in text
+    told = text.split("its last lines:\n")[1].split("\n  where it was:")[0].splitlines()
+    assert [line.strip() for line in told] == ["line 56", "line 57", "line 58", "line 59", "in"], "the others: %diplog"
     assert group.run("precious", ranks=[0])[0].value == 1
+
+
+def test_last_lines_are_those_of_the_cell_it_died_in(start: Any) -> None:
+    group = start()
+    group.run("print('of an older cell')")
+    with pytest.raises(ddip.RankError) as error:
+        group.run("import os; os._exit(3)", ranks=[1])
+    assert error.value.lost[1] == "exit code 3"
 
 
 def test_an_exit_code_is_told(start: Any) -> None:
@@ -213,8 +222,8 @@ def test_what_was_printed_before_a_sudden_end_is_among_the_last_lines(start: Any
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "ctypes.string_at(0)"])
 def test_lines_printed_right_before_a_kill_or_a_crash_were_said(start: Any, end: str) -> None:
     group = start()
-    error = failed(group, f"import os, ctypes\nfor n in range(20): print('line', n)\n{end}", ranks=[1])
-    assert "line 0" in error.lost[1] and "line 19" in error.lost[1]
+    error = failed(group, f"import os, ctypes\nfor n in range(5): print('line', n)\n{end}", ranks=[1])
+    assert "line 0" in error.lost[1] and "line 4" in error.lost[1]
 
 
 def test_a_forked_child_of_a_cell_ends_without_a_word_of_its_own(start: Any) -> None:

@@ -247,3 +247,22 @@ def test_a_start_that_is_interrupted_leaves_nothing(home: Any, tmp_path: Any, mo
         script.signal(2)
         assert script.hear(5) == "stopped"
         wait_until(lambda: not processes.of_runtime(str(home)), 5, "nothing of the half-started group is left")
+
+
+def test_a_former_group_of_this_name_that_still_stops_is_waited_for(start: Any) -> None:
+    former = start(name="again")
+    deaf = "import ctypes, signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]); print('in', flush=True); ctypes.CDLL(None).sleep(600)"
+    cell = former.run(deaf, wait=False)
+    wait_until(lambda: len(cell._lines) == 2, 10, "both ranks are where an orderly end takes its time")
+    pids = former.pids
+    former.control.send("stop", {})
+    group = start(name="again")
+    assert not set(pids) & set(group.pids) and [result.value for result in group.run("1 + 1")] == [2, 2]
+    processes.assert_gone(pids, 2.0)
+
+
+def test_a_group_that_stays_is_not_waited_for(start: Any) -> None:
+    start(name="taken")
+    with Stopwatch() as watch, pytest.raises(ddip.ConfigError, match="group taken is already running"):
+        start(name="taken")
+    assert watch.seconds < 5

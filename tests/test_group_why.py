@@ -94,6 +94,14 @@ def test_why_counts_collectives_so_that_a_rank_that_is_one_behind_shows(torched:
     torched.run("dist.destroy_process_group()")
 
 
+def test_a_process_group_without_a_name_is_not_named() -> None:
+    from ddip import _client
+
+    waits = {"operation": "all_reduce", "group": "", "number": 2, "seconds": 1.5}
+    (line,) = _client.explain({"ranks": [{"rank": 0, "cell": 1, "stack": "", "collective": waits}]})
+    assert line.endswith("; in all_reduce number 2 for 1.5 s"), line
+
+
 def requests(cell: Any) -> list[tuple[int, dict[str, Any]]]:
     """Input requests of this cell as they come; takes events by hand."""
     found = []

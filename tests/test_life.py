@@ -90,7 +90,8 @@ class Life:
         other = 1 - rank
         assert cell.endings[other]["outcome"] in ("ok", "interrupted"), cell.endings
         assert self.group.run("precious", ranks=[other])[0].value == 1
-        info = self.group.restart(ranks=[rank])
+        self.group.restart(ranks=[rank])
+        info = self.group.info()
         assert info["ranks"][rank]["pid"] != self.pids[rank] and info["ranks"][other]["pid"] == self.pids[other]
         assert [
             result.value for result in self.group.run("globals().get('precious'), __import__('os').environ['RANK']")

@@ -29,7 +29,8 @@ def test_loading_twice_is_harmless_and_unloading_restores(terminal: TerminalShel
     assert len(shell.Completer.custom_matchers) == len(matchers)
     terminal.do("%unload_ext ddip")
     try:
-        assert len(shell.input_transformers_cleanup) == len(transformers) - 1
+        ours = [one for one in transformers if one.__module__.startswith("ddip.")]
+        assert ours and shell.input_transformers_cleanup == [one for one in transformers if one not in ours]
         assert len(shell.Completer.custom_matchers) == len(matchers) - 1
         assert shell.object_inspect_mime != inspect
         for name in ("makedip", "dip", "autodip", "dipush", "dipull", "dipper", "diplog", "dipwhy"):
@@ -73,7 +74,16 @@ def test_help_is_printed_not_raised(shell: TerminalShell) -> None:
         ("%makedip -h", ["--workers", "--attach"]),
         ("%makedip --help", ["--gpus"]),
         ("%%dip -h\npass", ["--ranks"]),
+        ("%%dip -h", ["--ranks"]),
+        ("%%dip --help\n\n", ["--ranks"]),
         ("%dip -h", ["--ranks"]),
+        ("%autodip -h", ["%autodip on", "%autodip off", "--args"]),
+        ("%dipush --help", ["%dipush x"]),
+        ("%dipull -h", ["%dipull x", "-r all", "--rank"]),
+        ("%dipull x --help", ["%dipull x", "-r all"]),
+        ("%dipper -h", ["%dipper group"]),
+        ("%diplog -h", ["%diplog 4", "%diplog last"]),
+        ("%dipwhy -h", ["%dipwhy"]),
     ):
         text = shell.do(line).out
         assert all(flag in text for flag in flags), text
@@ -112,6 +122,12 @@ def test_help_is_printed_not_raised(shell: TerminalShell) -> None:
         ("%makedip workers", ["workers"]),
         ("%makedip --attach nobody", ["nobody"]),
         ("%makedip 'unfinished", ["cannot read"]),
+        ("%makedip --ranks 1", ["--ranks 1", "-r"]),
+        ("%makedip -r --ranks 1 -n 2", ["--ranks", "-n"]),
+        ("%makedip -r --ranks x", ["--ranks", "x"]),
+        ("%makedip -r --ranks 1", ["no group here"]),
+        ("%makedip --rebuild", ["no group here"]),
+        ("%makedip --rebuild -k", ["--rebuild", "-k"]),
         ("%autodip maybe", ["maybe", "on or off"]),
         ("%autodip off now", ["now"]),
         ("%autodip on --ranks 0", ["-a"]),
@@ -119,7 +135,9 @@ def test_help_is_printed_not_raised(shell: TerminalShell) -> None:
         ("%autodip on", ["no group here"]),
         ("%dipush", ["which variables"]),
         ("%dipush nothing_there", ["nothing_there", "no such variable"]),
+        ("%dipush t, a", ["t, a", "did you mean %dipush t a?"]),
         ("%dipull", ["which variables"]),
+        ("%dipull t,a -r all", ["t,a", "did you mean %dipull t a?"]),
         ("%dipull x", ["no group here"]),
         ("%dipull x -r", ["-r"]),
         ("%dipull x --all", ["--all", "-r RANK|all"]),
@@ -127,7 +145,7 @@ def test_help_is_printed_not_raised(shell: TerminalShell) -> None:
         ("%dipper 1x", ["1x"]),
         ("%dipper a b", ["a b"]),
         ("%dipper group", ["no group here"]),
-        ("%diplog x", ["x"]),
+        ("%diplog x", ["x", "last"]),
         ("%diplog 1 2", ["1 2"]),
         ("%diplog", ["no journal"]),
         ("%dipwhy", ["no group here"]),
@@ -191,7 +209,7 @@ def test_what_cannot_travel_is_named(dip: TerminalShell, plain: Any) -> None:
     assert plain.run("'good' in globals()")[0].value is False, "all or nothing"
     dip.do("%%dip\nimport threading; stays = threading.Lock()")
     text = dip.run("%dipull stays").usage_error()
-    assert "lock" in text and "rank 0" in text, text
+    assert "'stays'" in text and "lock" in text and "rank 0" in text, text
 
 
 def test_pull_of_an_unknown_name_names_it(dip: TerminalShell) -> None:
@@ -218,6 +236,19 @@ def test_diplog_replays_the_journal_each_line_with_its_rank(shell: TerminalShell
     second = shell.do("%diplog 2").out
     assert "second" in second and "first" not in second
     assert "no cell 99" in shell.do("%diplog 99").out
+    assert "ZeroDivisionError" in shell.do("%diplog last").out and "second" not in shell.do("%diplog last").out
+
+
+def test_diplog_of_a_flood_shows_the_newest_lines_and_the_way_to_the_rest(shell: TerminalShell) -> None:
+    shell.do("%makedip -n 1")
+    shell.do("%%dip -q\nfor i in range(20_000): print('line', i)")
+    for line in ("%diplog", "%diplog 1", "%diplog last"):
+        said = shell.do(line).out
+        marker, headline, *lines = said.splitlines()
+        assert len(said) < 500_000 and lines == [f"[0] line {i}" for i in range(15_000, 20_000)], said[:1000]
+        assert "15001 lines left out" in marker and "ddip log " in marker and headline.startswith("--- cell 1 "), marker
+    shell.do("%%dip -q\nprint('x' * 1_000_000); print('end')")
+    assert len(shell.do("%diplog").out) < 500_000 and shell.do("%diplog last").out.endswith("[0] end\n")
 
 
 def test_diplog_shows_what_a_bar_came_to(shell: TerminalShell) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from typing import Any
 
 import pytest
 from ddip.group import default_name
+from ddip.magics.group_info import joined
 from lab.shell import TerminalShell
 from support import processes
 from support.waiting import wait_until
@@ -58,6 +61,7 @@ def test_another_shape_replaces_a_group_in_which_no_cell_has_run(shell: Terminal
     processes.assert_gone(before, 2.0)
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")  # of the async cell's thread
 def test_another_shape_is_refused_once_a_cell_has_run_and_r_replaces(shell: TerminalShell) -> None:
     shell.do("%makedip -n 2")
     shell.do("%%dip --async job\nimport time\nprint('begun'); time.sleep(600)")
@@ -175,3 +179,127 @@ def test_attaching_shows_what_this_client_missed_once(shell: TerminalShell) -> N
     lines = shell.do("%makedip --attach " + default_name()).out.splitlines()
     assert lines.count("said meanwhile") == 1 and not any("seen before" in line for line in lines), lines
     assert "said meanwhile" not in shell.do("%makedip").out
+
+
+def test_a_cell_that_finds_its_group_again_shows_first_what_was_missed_and_once(shell: TerminalShell) -> None:
+    shell.do("%makedip -n 2")
+    shell.do("%%dip\nprint('seen before')")
+    ddip.attach(default_name(), "somebody-else").run("print('said meanwhile')")
+    shell.magics.here.group = None
+    lines = shell.do("%%dip\nprint('new')").out.splitlines()
+    assert lines[0].startswith(f"attached to group {default_name()}: 2 CPU workers"), lines
+    assert lines.count("said meanwhile") == 1 and lines[-1] == "new" and "seen before" not in lines, lines
+    assert shell.do("%%dip\nprint('new')").out == "new\n"
+    assert "said meanwhile" not in shell.do("%makedip").out
+
+
+def test_looking_at_the_group_first_hides_nothing_from_the_cell_after_it(shell: TerminalShell) -> None:
+    shell.do("%makedip -n 1")
+    shell.do("%%dip\nprint('seen before')")
+    ddip.attach(default_name(), "somebody-else").run("print('said meanwhile')")
+    shell.magics.here.group = None
+    assert "said meanwhile" not in shell.do("%makedip -i").out
+    assert shell.do("%%dip\nprint('new')").out.splitlines().count("said meanwhile") == 1
+
+
+def test_a_question_does_not_wait_for_a_cell_that_still_runs(shell: TerminalShell) -> None:
+    shell.do("%makedip -n 2")
+    shell.do("%%dip\n1")
+    cell = ddip.attach(default_name(), "somebody-else").run("print('begun'); import time; time.sleep(600)", wait=False)
+    wait_until(lambda: len(cell._lines) == 2, 10, "both ranks sleep")
+    shell.magics.here.group = None
+    said = shell.do("%dipwhy").out
+    assert "begun" in said and "rank 0: " in said, said
+    cell.cancel()
+    assert cell.wait(10)
+
+
+def test_stop_while_the_missed_is_shown_sends_nothing(shell: TerminalShell) -> None:
+    shell.do("%makedip -n 1")
+    shell.do("%%dip\n1")
+    shell.magics.here.group = None
+    other = ddip.attach(default_name(), "somebody-else")
+    cell = other.run("import time; time.sleep(600)", wait=False)
+
+    def press() -> None:
+        ours = lambda: [one for one in other.info()["clients"] if one["client"] == default_name()]  # noqa: E731
+        wait_until(lambda: len(ours()) == 3, 10, "one connection for cells, one for questions, one that watches")
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    finger = threading.Thread(target=press)
+    finger.start()
+    said = shell.run("%%dip\nprint('not sent')")
+    finger.join()
+    assert isinstance(said.error, KeyboardInterrupt) and "Traceback" not in said.text, said.text
+    assert other.info()["user_cells"] == 2 and cell.status == "running", "neither sent nor stopped"
+    cell.cancel()
+    assert cell.wait(10)
+
+
+# ---- what somebody who attaches is told
+
+
+def test_attaching_names_the_cells_that_run_and_the_way_to_their_output(shell: TerminalShell) -> None:
+    shell.do("%makedip -n 2")
+    shell.do("%%dip\nprint('before')")
+    assert "%diplog last" in shell.do("%makedip").out
+    other = ddip.attach(default_name(), "somebody-else")
+    cell = other.run("print('begun'); import time; time.sleep(600)", wait=False)
+    info = other.info()
+    text = joined(info)
+    assert f"cell {cell.number} is running on ranks 0-1 for " in text and f"%diplog {cell.number}" in text, text
+    assert f"cell {cell.number} is running on ranks 0-1 for " in shell.do("%makedip -i").out
+    cell.cancel()
+    assert cell.wait(10)
+    assert joined(info).splitlines()[0] == shell.do("%makedip").out.splitlines()[0]
+
+
+def test_attaching_to_a_group_with_a_lost_rank_says_why_and_what_brings_it_back(shell: TerminalShell) -> None:
+    shell.do("%makedip -n 2")
+    shell.do("%%dip\nx = 1")
+    shell.run("%%dip --ranks 1\nimport os; os._exit(3)")
+    lost = next(line for line in shell.do("%makedip -n 2").out.splitlines() if "lost" in line)
+    assert "rank 1 is lost (exit code 3)" in lost, lost
+    assert "rank 1: lost: exit code 3, cpu" in shell.do("%makedip -i").out
+    assert "pid 0" not in shell.do("%makedip -i").out
+    refused = shell.run("%%dip\nx").usage_error()
+    for said in (lost, refused):
+        assert "%makedip -r --ranks 1" in said, said
+    survivor = ddip.attach(default_name()).pids[0]
+    assert "rank 1 restarted, empty" in shell.do("%makedip -r --ranks 1").out
+    assert ddip.attach(default_name()).pids[0] == survivor
+    assert shell.do("%%dip\nprint('x' in globals())").out == "[0] True\n[1] False\n"
+    assert "lost" not in shell.do("%makedip").out
+
+
+def test_joining_again_keeps_the_connection_and_what_dipper_bound(shell: TerminalShell) -> None:
+    shell.do("%makedip -n 2")
+    shell.do("%dipper group")
+    group = shell.names["group"]
+    for _ in range(3):
+        shell.do("%makedip -n 2")
+        shell.do("%makedip --attach")
+    assert shell.magics.here.group is group
+    wait_until(lambda: len(group.info()["clients"]) == 2, 5, "one connection for cells, one for questions")
+
+
+def test_restart_of_some_ranks_echoes_nothing(shell: TerminalShell) -> None:
+    shell.do("%makedip -n 2")
+    shell.do("%dipper group")
+    said = shell.do("group.restart(ranks=[1])")
+    assert said.value is None and said.text == ""
+
+
+def test_rebuild_makes_process_groups_again_and_keeps_variables(shell: TerminalShell, torched: Any) -> None:
+    shell.magics.here.group, shell.magics.here.client_name = torched, "tests"
+    shell.do("%%dip\nimport torch, torch.distributed as dist\ndist.init_process_group('gloo'); old = dist.group.WORLD")
+    assert "process groups made again" in shell.do("%makedip --rebuild").out
+    said = shell.do("%%dip\nx = torch.ones(1); dist.all_reduce(x); print(x.item(), old is not dist.group.WORLD)")
+    assert said.out == "2.0 True\n"
+    shell.do("%%dip\ndist.destroy_process_group()")
+
+
+def test_a_request_without_source_has_a_headline_in_the_journal(shell: TerminalShell) -> None:
+    shell.do("%makedip -n 1")
+    shell.do("%makedip --rebuild")
+    assert shell.do("%diplog last").out.rstrip().endswith(": rebuild")

@@ -47,7 +47,7 @@ def test_in_a_real_terminal_a_second_press_replaces_the_rank_that_will_not_stop(
         text = terminal.read_until("to replace the stuck ranks")
         assert "rank 1" in text and "goes on" in text
         terminal.type_cell("%%dip", "print('queued')")
-        assert "stop replaces rank 1" in terminal.read_until("by empty ones")
+        assert "stop replaces rank 1" in terminal.read_until("by an empty one")
         terminal.interrupt()
         terminal.read_until("second press")
         terminal.read_until("In [")

@@ -402,3 +402,12 @@ def test_descriptors_and_mappings_do_not_pile_up(plain: Any) -> None:
         plain.run("b'y' * 10000")
     after = held()
     assert all(late <= early + 6 for early, late in zip(before, after, strict=True)), (before, after)
+
+
+def test_a_value_that_cannot_be_pulled_is_named(torched: Any) -> None:
+    torched.run("import torch\nw = torch.ones(2, requires_grad=True); y = w * 2; gen = (i for i in range(3))")
+    for names, culprit in ((["w", "y"], "'y' (Tensor)"), (["w", "gen"], "'gen' (generator)")):
+        with pytest.raises(ddip.RankError) as error:
+            torched.pull_many(names)
+        last = error.value.tracebacks[0].strip().splitlines()[-1]
+        assert culprit in last and "x.detach()" not in last, last

@@ -62,7 +62,8 @@ client::GroupFolder find_group(const Context& context, const std::string& comman
   if (names.empty())
     throw ConfigError(
         fmt::format("{} {}: no such group, and none is running; ddip up {} starts it", command, name, name));
-  throw ConfigError(fmt::format("{} {}: no such group{}; running: {}", command, name, near, fmt::join(names, ", ")));
+  throw ConfigError(fmt::format("{} {}: no such group{} running: {}", command, name, near.empty() ? ";" : near,
+                                fmt::join(names, ", ")));
 }
 
 std::string name_word(const launch::Flags& flags) {

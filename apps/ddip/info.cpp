@@ -35,9 +35,11 @@ std::string describe_group(const json& info, const Style& style) {
   for (const json& rank : info.at("ranks")) {
     const std::string status = rank.value("status", "");
     const std::string why = rank.value("why", "");
-    text += fmt::format("  rank {}  {}  pid {}  {}{}\n", rank.value("rank", 0),
-                        status == "ready" ? style.green(status) : style.red(status), rank.value("pid", 0),
-                        rank.value("device", ""), why.empty() || status == "ready" ? "" : ": " + why);
+    const int pid = rank.value("pid", 0);  // 0: there is no process
+    text += fmt::format("  rank {}  {}{}  {}{}\n", rank.value("rank", 0),
+                        status == "ready" ? style.green(status) : style.red(status),
+                        pid == 0 ? "" : fmt::format("  pid {}", pid), rank.value("device", ""),
+                        why.empty() || status == "ready" ? "" : ": " + why);
   }
   for (const json& cell : info.at("cells")) {
     text +=

@@ -12,6 +12,7 @@
 #include "ddip/coordinator/journal.h"
 #include "ddip/launch/nearest_name.h"
 #include "find_group.h"
+#include "last_lines.h"
 #include "past.h"
 #include "tables.h"
 
@@ -23,9 +24,12 @@ using wire::json;
 
 namespace {
 
+constexpr uint64_t kMostLines = 1'000'000;  // --tail holds them in memory
+
 struct Wanted {
   std::string group;
-  uint64_t cell = 0;  // 0: all
+  uint64_t cell = 0;            // 0: all
+  std::optional<size_t> lines;  // only the newest so many
 };
 
 CellEvent as_event(const coordinator::Record& record) {
@@ -43,12 +47,13 @@ CellEvent as_event(const coordinator::Record& record) {
 // Prints records in the journal's order; a headline wherever another cell speaks.
 class Replay {
  public:
-  Replay(const Context& context, uint64_t cell, bool as_json)
-      : wanted_(cell),
+  Replay(const Context& context, const Wanted& wanted, bool as_json)
+      : wanted_(wanted.cell),
         as_json_(as_json),
+        lines_(wanted.lines),
         style_(context.out),
         output_({true, false, RankOutput::Frames::newest, context.out,
-                 [](int, std::string_view bytes) { fmt::print("{}", bytes); }}) {}
+                 [this](int, std::string_view bytes) { lines_.write(bytes); }}) {}
 
   void take(const coordinator::Record& record) {
     last_ = record.sequence;
@@ -60,19 +65,22 @@ class Replay {
     const CellEvent event = as_event(record);
     view.take(event);
     if (event.kind != RecordKind::cell_done) return;
-    if (!view.succeeded()) fmt::print("{}\n", style_.red(fmt::format("── cell {} failed", record.cell)));
+    if (!view.succeeded()) lines_.write(style_.red(fmt::format("── cell {} failed", record.cell)) + "\n");
     views_.erase(record.cell);
   }
 
+  // The past is over: what is held back is shown, and what comes from here on at once.
+  void go_live() { lines_.release(); }
   void finish() {
     output_.finish_all();
+    lines_.release();
     std::fflush(stdout);
   }
   uint64_t last() const { return last_; }
   size_t shown() const { return shown_; }
 
  private:
-  static void print_line(const coordinator::Record& record) {
+  void print_line(const coordinator::Record& record) {
     static constexpr const char* kKinds[] = {"cell_started", "output", "display", "rank_done",
                                              "cell_done",    "note",   "gap"};
     json line = {{"sequence", record.sequence},
@@ -87,7 +95,7 @@ class Replay {
       line["text"] = record.body;
     else
       line["body"] = parse_body(record.body);
-    fmt::print("{}\n", line.dump(-1, ' ', false, json::error_handler_t::replace));
+    lines_.write(line.dump(-1, ' ', false, json::error_handler_t::replace) + "\n");
   }
 
   void headline(const coordinator::Record& record) {
@@ -106,11 +114,12 @@ class Replay {
     } else {
       about = ", continued";
     }
-    fmt::print("{}\n", style_.bold(fmt::format("── cell {}{}", record.cell, about)));
+    lines_.write(style_.bold(fmt::format("── cell {}{}", record.cell, about)) + "\n");
   }
 
   const uint64_t wanted_;
   const bool as_json_;
+  LastLines lines_;
   const Style style_;
   RankOutput output_;
   std::map<uint64_t, CellView> views_;
@@ -132,6 +141,8 @@ Wanted understand(const launch::Flags& flags) {
   if (words.size() == 2 || (words.size() == 1 && is_number(words[0]))) {
     wanted.cell = launch::whole_number(place(words.size() - 1), {"a cell's number", 1, UINT64_MAX >> 1});
   }
+  if (flags.has("--tail"))
+    wanted.lines = launch::whole_number(flags.value("--tail"), {"a number of lines", 1, kMostLines});
   return wanted;
 }
 
@@ -178,8 +189,10 @@ launch::FlagTable log_flags() {
   using launch::Takes;
   return {"ddip log",
           "what the workers printed, from the journal; works after the group is gone",
-          "[NAME] [CELL] [--follow] [--json]",
-          {{"what", {{"--follow", "-f", Takes::Nothing, "", "go on as long as the group runs; Ctrl-C leaves"}}},
+          "[NAME] [CELL] [--tail N] [--follow] [--json]",
+          {{"what",
+            {{"--tail", "", Takes::Value, "N", "only the newest N lines"},
+             {"--follow", "-f", Takes::Nothing, "", "go on as long as the group runs; Ctrl-C leaves"}}},
            {"form", {{"--json", "", Takes::Nothing, "", "one JSON object a line, every record"}}}},
           {"ddip log", "ddip log train 4 | less", "ddip log -f"}};
 }
@@ -191,15 +204,19 @@ int log(const Context& context, const Arguments& arguments) {
   const std::filesystem::path journal = client::newest_journal(context.state, name);
   if (journal.empty()) {
     const std::vector<std::string> known = groups_with_journal(context.state);
+    const std::string near = launch::did_you_mean(name, known);
     const std::string listed =
-        known.empty() ? "; no group has one" : fmt::format("; there are journals of {}", fmt::join(known, ", "));
-    throw ConfigError(fmt::format("ddip log {}: no journal of a group of this name{}{}", name,
-                                  launch::did_you_mean(name, known), listed));
+        known.empty() ? "no group has one" : fmt::format("there are journals of {}", fmt::join(known, ", "));
+    throw ConfigError(
+        fmt::format("ddip log {}: no journal of a group of this name{} {}", name, near.empty() ? ";" : near, listed));
   }
   const client::GroupFolder folder = client::group_folder(context.runtime, name);
-  Replay replay(context, wanted.cell, flags.has("--json"));
+  Replay replay(context, wanted, flags.has("--json"));
   read_on(replay, journal);
-  if (flags.has("--follow") && client::is_running(folder)) follow(replay, folder, journal);
+  if (flags.has("--follow") && client::is_running(folder)) {
+    replay.go_live();
+    follow(replay, folder, journal);
+  }
   replay.finish();
   if (wanted.cell != 0 && replay.shown() == 0)
     throw ConfigError(

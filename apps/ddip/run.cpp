@@ -113,9 +113,13 @@ RunOptions understand(const Context& context, const launch::Flags& flags, const 
 
   if (program.empty()) throw ConfigError("ddip run: expected a program: ddip run -n 2 -- python train.py");
   auto found = find_program(context, program.front());
-  if (!found)
-    throw ConfigError(fmt::format("ddip run {}: no such program; expected one in PATH, or a path to one",
-                                  launch::shown(program.front())));
+  if (!found) {
+    const std::string name = launch::shown(program.front());
+    if (program.front().ends_with(".py"))
+      throw ConfigError(
+          fmt::format("ddip run {}: no such program; a script is started by its Python: -- python {}", name, name));
+    throw ConfigError(fmt::format("ddip run {}: no such program; expected one in PATH, or a path to one", name));
+  }
   options.command = program;
   options.store_at_once = is_python(*found);
   if (flags.has("--python"))

@@ -20,6 +20,7 @@
 #include "ddip/agent/agent.h"
 #include "ddip/base/error.h"
 #include "ddip/base/log.h"
+#include "ddip/client/client.h"
 #include "ddip/client/group_folder.h"
 #include "ddip/coordinator/coordinator.h"
 #include "ddip/launch/devices.h"
@@ -33,7 +34,9 @@ namespace {
 namespace fs = std::filesystem;
 using wire::json;
 
-constexpr size_t kJournalsKept = 3;     // of one name
+constexpr size_t kJournalsKept = 3;    // of one name
+constexpr int kLooksPerQuestion = 50;  // at the lock, 2 ms apart
+constexpr int kMostLooks = 5000;
 constexpr size_t kDeadGroupsKept = 20;  // names; a script's group is named after its process id, so names pile up
 
 // The pipe to whoever started us; closed once the group is ready or has failed.
@@ -79,15 +82,43 @@ std::string forbid_core_files() {
   return users;
 }
 
-// Whoever asks is_running() holds the lock for a moment: one look is not enough to call the group running.
-Fd take_lock(const client::GroupFolder& folder) {
+// One whose door does not open is on its way in or out.
+bool is_here_to_stay(const client::GroupFolder& folder) {
+  try {
+    const std::string phase = client::Client(folder, "").welcome().value("phase", "");
+    return phase != "stopping" && phase != "stopped";
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+Fd open_lock(const client::GroupFolder& folder) {
+  net::require_private_folder(folder.path);
   Fd lock(::open(folder.lock().c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (!lock) throw_errno("open " + folder.lock().string());
-  for (int attempt = 0; ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0; ++attempt) {
-    if (attempt == 50) throw ConfigError("group " + folder.name() + " is already running");
+  return lock;
+}
+
+bool is_still_there(const Fd& lock, const client::GroupFolder& folder) {
+  struct stat ours{}, theirs{};
+  return ::fstat(lock.get(), &ours) == 0 && ::stat(folder.lock().c_str(), &theirs) == 0 && ours.st_ino == theirs.st_ino;
+}
+
+// Whoever asks is_running() holds the lock for a moment: one look is not enough to call the group running. A former
+// group of this name that stops is waited for: it removes its folder, the lock in it too, before it lets go.
+Fd take_lock(const client::GroupFolder& folder) {
+  Fd lock = open_lock(folder);
+  for (int attempt = 1;; ++attempt) {
+    if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) {
+      if (is_still_there(lock, folder)) return lock;
+      lock = open_lock(folder);
+      continue;
+    }
+    if (attempt % kLooksPerQuestion == 0 && is_here_to_stay(folder))
+      throw ConfigError("group " + folder.name() + " is already running");
+    if (attempt == kMostLooks) throw ConfigError("group " + folder.name() + " is stopping, and takes long; try again");
     ::usleep(2000);
   }
-  return lock;
 }
 
 // A coordinator that was killed may have left stopped processes behind: nobody could end them then.
@@ -144,7 +175,6 @@ void run_group(const json& config, Status& status) {
   client::GroupFolder folder =
       client::group_folder(config.at("runtime").get<std::string>(), config.at("name").get<std::string>());
   net::require_private_folder(folder.path.parent_path());
-  net::require_private_folder(folder.path);
   Fd lock = take_lock(folder);
   int log_file = ::open(folder.log().c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600);
   if (log_file >= 0) {

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # (kind, cell, rank, body, sequence, stream, descriptors), as the native client gives it
 Event = tuple[str, int, int, Any, int, int, list[int]]
 OUT, ERR = 1, 2
+# Of what a lost rank said in its cell, so many are told again with its loss: the rest is on the screen and in the journal.
+LAST_LINES = 5
 
 
 @dataclass
@@ -241,9 +243,9 @@ class Cell:
     def lost_text(self, rank: int) -> str:
         ending = self.endings[rank]
         text = str(ending.get("why", "lost"))
-        tail = ending.get("tail", "").strip("\n")
+        tail = ending.get("tail", "").strip("\n").splitlines()[-LAST_LINES:]
         if tail:
-            text += "\n  its last lines:\n" + "\n".join("    " + line for line in tail.splitlines())
+            text += "\n  its last lines:\n" + "\n".join("    " + line for line in tail)
         words = [line for line in ending.get("detail", {}).get("last_words", "").splitlines() if is_telling(line)]
         if words:
             text += "\n  where it was:\n" + "\n".join("    " + line for line in words)

@@ -264,9 +264,9 @@ class Group:
         )
         self.finish(self.submit({"kind": "rebuild", "attempt": attempt, "made": made, "first_line": "rebuild"}))
 
-    def restart(self, ranks: Ranks = None, timeout: float = 120) -> dict[str, Any]:
+    def restart(self, ranks: Ranks = None, timeout: float = 120) -> None:
         """New processes for these ranks (default: all); they come back empty."""
-        return dict(self.control.request("restart", {"ranks": self._ranks(ranks)}, timeout))
+        self.control.request("restart", {"ranks": self._ranks(ranks)}, timeout)
 
     def stop(self) -> None:
         """Ends every process of the group. Returns when they are gone."""

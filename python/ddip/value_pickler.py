@@ -41,7 +41,7 @@ class Pickler(cloudpickle.Pickler):
 
     def reduce_tensor(self, tensor: Any, torch: Any) -> Any:
         if tensor.grad_fn is not None:
-            raise ValueError("a tensor that is part of a graph (not a leaf) cannot travel; send x.detach()")
+            raise ValueError("a tensor that is part of a graph (not a leaf) cannot travel; send its .detach()")
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type not in ("cpu", "cuda"):
             return NotImplemented
         if tensor.is_conj() or tensor.is_neg():

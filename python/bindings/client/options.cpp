@@ -25,6 +25,7 @@ const char* action_name(launch::Action action) {
     case launch::Action::Restart: return "restart";
     case launch::Action::Kill: return "kill";
     case launch::Action::Info: return "info";
+    case launch::Action::Rebuild: return "rebuild";
   }
   return "";
 }
@@ -53,6 +54,7 @@ py::dict check_group_flags(const std::vector<std::string>& flags, const std::str
         options, devices, static_cast<int>(std::max(1u, std::thread::hardware_concurrency())), environment);
     result["action"] = action_name(options.action);
     result["name"] = options.name;
+    result["ranks"] = options.ranks;
     result["client"] = options.client;
     result["verbose"] = options.verbose;
     result["timeout"] = options.timeout.count();

@@ -6,6 +6,7 @@ from typing import Any
 
 from ddip.magics import remote_completion
 from ddip.magics.dip_magics import OWN_MAGICS, DipMagics
+from ddip.magics.explained import ask_without_a_body
 
 
 def load(shell: Any) -> None:
@@ -13,7 +14,7 @@ def load(shell: Any) -> None:
         return
     magics = DipMagics(shell)
     shell.register_magics(magics)
-    shell.input_transformers_cleanup.append(magics.autodip_switch.send_to_workers)
+    shell.input_transformers_cleanup.extend([magics.autodip_switch.send_to_workers, ask_without_a_body])
     remote_completion.install(shell, magics)
     shell._ddip_magics = magics
 
@@ -22,7 +23,8 @@ def unload(shell: Any) -> None:
     magics = getattr(shell, "_ddip_magics", None)
     if magics is None:
         return
-    shell.input_transformers_cleanup.remove(magics.autodip_switch.send_to_workers)
+    for transformer in (magics.autodip_switch.send_to_workers, ask_without_a_body):
+        shell.input_transformers_cleanup.remove(transformer)
     remote_completion.uninstall(shell)
     for name in OWN_MAGICS:
         for kind in ("line", "cell"):

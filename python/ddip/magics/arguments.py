@@ -14,6 +14,15 @@ def words(line: str) -> list[str]:
         raise UsageError(f"cannot read the line: {error}") from None
 
 
+def names_of(parts: list[str], command: str) -> list[str]:
+    if not parts:
+        raise UsageError(f"{command} NAMES: which variables?")
+    if any("," in part for part in parts):
+        meant = " ".join(" ".join(parts).replace(",", " ").split())
+        raise UsageError(f"{command} {' '.join(parts)}: names are separated by spaces; did you mean {command} {meant}?")
+    return parts
+
+
 def of_autodip(parts: list[str]) -> tuple[bool, str]:
     """on|off [-a "ARGS"]: whether on, and ARGS."""
     switch, rest = parts[0], parts[1:]
@@ -42,6 +51,13 @@ def of_dipull(parts: list[str]) -> tuple[list[str], str]:
             raise UsageError(f"%dipull {part}: unknown flag; expected -r RANK|all")
         else:
             names.append(part)
-    if not names:
-        raise UsageError("%dipull NAMES: which variables?")
-    return names, rank
+    return names_of(names, "%dipull"), rank
+
+
+def of_diplog(parts: list[str]) -> int | None:
+    """[CELL|last]: a cell's number; 0: all; None: the newest."""
+    if not parts:
+        return 0
+    if len(parts) > 1 or not (parts[0] == "last" or parts[0].isdigit()):
+        raise UsageError(f"%diplog [CELL|last]: expected a cell's number or last, found: {' '.join(parts)}")
+    return None if parts[0] == "last" else int(parts[0])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from ddip import display
 from ddip.cell import Cell
-from ddip.errors import RankError
+from ddip.errors import PeerLost, RankError
 
 
 class ShowInBackground:
@@ -38,7 +40,8 @@ class ShowInBackground:
         if cell.lost is not None:
             self._screen.append(2, f"ddip: {cell.lost}\n")
             return
-        cell.group.client.send("acknowledge", {"sequence": sequence})
+        with contextlib.suppress(PeerLost):  # the cell ended because the group did
+            cell.group.client.send("acknowledge", {"sequence": sequence})
         try:
             cell.raise_if_failed()
         except RankError as error:

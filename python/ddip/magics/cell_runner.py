@@ -49,7 +49,7 @@ class CellRunner:
             raise FailedHere("the cell failed here" + (", so it was not sent to the workers" if goes_on else ""))
 
     def _run_on_workers(self, source: str, options: dict[str, Any]) -> None:
-        group = self._here.need()
+        group = self._here.need(wait=not options["async"])
         ranks = _client.parse_rank_list(options["ranks"], group.world_size, "%%dip --ranks")
         see = [
             rank for rank in _client.parse_rank_list(options["see"], group.world_size, "%%dip --see") if rank in ranks

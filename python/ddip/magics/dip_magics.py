@@ -11,8 +11,10 @@ from ddip import _client, display
 from ddip.magics import arguments, journal
 from ddip.magics.autodip import AutodipSwitch
 from ddip.magics.cell_runner import CellRunner
+from ddip.magics.explained import HELP, explained
 from ddip.magics.failures import one_line
 from ddip.magics.group_commands import GroupCommands
+from ddip.magics.joining import show_missed
 from ddip.magics.notebook_group import NotebookGroup
 
 
@@ -22,7 +24,7 @@ class DipMagics(Magics):
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
-        self.here = NotebookGroup()
+        self.here = NotebookGroup(lambda group, live: show_missed(group, display.screen_for(shell), live))
         self.autodip_switch = AutodipSwitch(OWN_MAGICS)
         self.runner = CellRunner(shell, self.here, self.autodip_switch, OWN_MAGICS)
 
@@ -31,13 +33,13 @@ class DipMagics(Magics):
 
     @line_magic
     def makedip(self, line: str) -> None:
-        """Start, attach to, restart, stop or show a group of workers; %makedip -h explains."""
+        """Start, attach to, restart, stop or show a group of workers; %makedip -h lists the flags."""
         with self._one_line():
             GroupCommands(self.shell, self.here).run(arguments.words(line))
 
     @line_cell_magic
     def dip(self, line: str, cell: str | None = None) -> None:
-        """Run the cell on the workers: %%dip [remote|local|everywhere] [flags]; %%dip -h explains."""
+        """Run the cell on the workers: %%dip [remote|local|everywhere] [flags]; %%dip -h lists the flags."""
         if cell is None:
             return self._line_dip(line)
         with self._one_line():
@@ -50,7 +52,7 @@ class DipMagics(Magics):
     def _line_dip(self, line: str) -> None:
         """Older spelling: %dip --push a b."""
         parts = arguments.words(line)
-        if parts[:1] in (["-h"], ["--help"]):
+        if HELP & set(parts):
             print(_client.parse_cell_flags(["--help"], "%%dip")["help"])
         elif parts[:1] == ["--push"]:
             self._push(" ".join(parts[1:]))
@@ -60,8 +62,15 @@ class DipMagics(Magics):
             raise UsageError("%dip --push NAMES or --pull NAMES; to run code use %%dip at the top of a cell")
 
     @line_magic
+    @explained
     def autodip(self, line: str) -> None:
-        """%autodip on|off [-a "ARGS"]: every following cell as if it began with %%dip ARGS."""
+        """Every following cell runs as if it began with %%dip.
+
+        %autodip on
+        %autodip on -a "--see 0"     as if it began with %%dip --see 0 (-a or --args)
+        %autodip off
+        %autodip                     on or off?
+        """
         parts = arguments.words(line)
         if not parts:
             return print(f"autodip is {self.autodip_switch}")
@@ -69,22 +78,23 @@ class DipMagics(Magics):
         if on:
             with self._one_line():
                 _client.parse_cell_flags(arguments.words(flags), "%%dip")
-                self.here.need()
+                self.here.need(wait=False)
         self.autodip_switch.flags = flags if on else None
         print("autodip is " + ("on" if on else "off"))
 
     @line_magic
+    @explained
     def dipush(self, line: str) -> None:
-        """%dipush a b …: these variables to every worker."""
+        """Variables of the notebook become variables of every worker; all of them, or none if one cannot travel.
+
+        %dipush x model
+        """
         self._push(line)
 
     def _push(self, line: str) -> None:
         with self._one_line("%dipush"):
-            names = arguments.words(line)
-            if not names:
-                raise UsageError("%dipush NAMES: which variables?")
             found = {}
-            for name in names:
+            for name in arguments.names_of(arguments.words(line), "%dipush"):
                 if name not in self.shell.user_ns:
                     raise UsageError(
                         f"%dipush {name}: no such variable here" + _client.did_you_mean(name, list(self.shell.user_ns))
@@ -93,8 +103,14 @@ class DipMagics(Magics):
             self.here.need().push(found)
 
     @line_magic
+    @explained
     def dipull(self, line: str) -> None:
-        """%dipull a b … [-r RANK|all]: these variables from a worker (rank 0), or a list of all ranks' values."""
+        """Variables of the workers become variables of the notebook.
+
+        %dipull x model              from rank 0
+        %dipull x -r 1               from rank 1 (-r or --rank)
+        %dipull x -r all             a list, one value per rank
+        """
         self._pull(line)
 
     def _pull(self, line: str) -> None:
@@ -112,27 +128,39 @@ class DipMagics(Magics):
             self.shell.user_ns.update({name: pulled[0][name] for name in names})
 
     @line_magic
+    @explained
     def dipper(self, line: str) -> None:
-        """%dipper NAME: the live Group as a variable."""
+        """The live group as a variable: group.pids, group["x"], group.info(), …
+
+        %dipper group
+        """
         names = arguments.words(line)
         if len(names) != 1 or not names[0].isidentifier():
             raise UsageError(f"%dipper NAME: expected one variable name, found: {line.strip() or 'nothing'}")
-        self.shell.user_ns[names[0]] = self.here.need()
+        self.shell.user_ns[names[0]] = self.here.need(wait=False)
 
     @line_magic
+    @explained
     def diplog(self, line: str) -> None:
-        """%diplog [CELL]: everything that was printed, from the journal; a line each with its rank."""
-        parts = arguments.words(line)
-        if len(parts) > 1 or (parts and not parts[0].isdigit()):
-            raise UsageError(f"%diplog [CELL]: expected a cell's number, found: {line.strip()}")
+        """What was printed, from the journal: every line with its rank, the newest if there are too many to show.
+
+        %diplog                      all cells
+        %diplog 4                    cell 4 only
+        %diplog last                 the newest cell
+        """
+        wanted = arguments.of_diplog(arguments.words(line))
         with self._one_line():
-            journal.show(self.here.name(), int(parts[0]) if parts else 0, display.screen_for(self.shell))
+            journal.show(self.here.name(), wanted, display.screen_for(self.shell))
 
     @line_magic
+    @explained
     def dipwhy(self, line: str) -> None:
-        """%dipwhy: what every rank is doing now, and who is missing."""
+        """What every rank is doing now, and who is missing.
+
+        %dipwhy
+        """
         with self._one_line():
-            print("\n".join(_client.explain(self.here.need().why())))
+            print("\n".join(_client.explain(self.here.need(wait=False).why())))
 
 
 OWN_MAGICS = frozenset(name for names in DipMagics.magics.values() for name in names)

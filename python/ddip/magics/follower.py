@@ -63,7 +63,8 @@ class Follower:
             waiting.setdefault((one["cell"], one["line"]), set()).add(one["rank"])
         for (number, text), ranks in sorted(waiting.items()):
             where = f"rank{'s' if len(ranks) > 1 else ''} {_client.rank_list(sorted(ranks))}"
-            stop = f"stop replaces {where} by empty ones" if number in self._stuck else "stop takes this cell back"
+            empty = "empty ones" if len(ranks) > 1 else "an empty one"
+            stop = f"stop replaces {where} by {empty}" if number in self._stuck else "stop takes this cell back"
             print(f"ddip: waits behind cell {number} ({text}), still running on {where}; {stop}")
 
     def _show_until_over(self) -> None:
@@ -74,7 +75,8 @@ class Follower:
             if event is None:
                 if not explained and time.monotonic() - heard > SILENCE:
                     explained = True
-                    self._note(f"no news for {SILENCE:.0f} s: " + " | ".join(_client.explain(self._group.why())))
+                    where = "".join(f"\n  {line}" for line in _client.explain(self._group.why()))
+                    self._note(f"no news for {SILENCE:.0f} s:{where}")
                 continue
             heard, explained = time.monotonic(), False
             self._seen = max(self._seen, event[4])
@@ -111,7 +113,8 @@ class Follower:
 
     def _replace_stuck(self, cells: set[int]) -> None:
         ranks = sorted({one["rank"] for one in self._cell.behind if one["cell"] in cells})
-        print(f"ddip: second press: replacing stuck rank(s) {_client.rank_list(ranks)}; their variables are lost")
+        stuck, their = ("ranks", "their") if len(ranks) > 1 else ("rank", "its")
+        print(f"ddip: second press: replacing stuck {stuck} {_client.rank_list(ranks)}; {their} variables are lost")
         before = self._group.pids
         for number in cells:
             self._group.interrupt(cell=number, kill=True)

@@ -9,12 +9,11 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from ddip import _client, display
+from ddip import _client
 from ddip import group as groups
 from ddip.group import Group
 from ddip.magics.group_info import describe, life_of
 from ddip.magics.notebook_group import NotebookGroup, running_groups
-from ddip.magics.replay import Replay
 
 _warned_root = False
 
@@ -39,6 +38,7 @@ class GroupCommands:
             "info": self._info,
             "kill": self._kill,
             "restart": self._restart,
+            "rebuild": self._rebuild,
             "attach": self._attach,
             "start": self._start,
         }
@@ -63,6 +63,8 @@ class GroupCommands:
 
     def _restart(self, flags: list[str], checked: dict[str, Any]) -> None:
         current = self._meant(checked)
+        if checked["ranks"]:
+            return self._restart_some(checked["ranks"], current)
         if current is None:
             return self._start(without_restart(flags), checked)
         if checked["has_shape"]:
@@ -73,8 +75,24 @@ class GroupCommands:
         self._here.group = current
         print(f"group {current.name}: {current.world_size} workers restarted, empty ({time.monotonic() - begun:.2f} s)")
 
+    def _restart_some(self, text: str, current: Group | None) -> None:
+        if current is None:
+            raise UsageError(f"%makedip -r --ranks {text}: no group here; %makedip starts one" + running_groups())
+        ranks = _client.parse_rank_list(text, current.world_size, "%makedip -r --ranks")
+        begun = time.monotonic()
+        current.restart(ranks)
+        workers = f"rank{'s' if len(ranks) > 1 else ''} {_client.rank_list(ranks)}"
+        print(f"group {current.name}: {workers} restarted, empty ({time.monotonic() - begun:.2f} s)")
+
+    def _rebuild(self, flags: list[str], checked: dict[str, Any]) -> None:
+        current = self._meant(checked)
+        if current is None:
+            raise UsageError("%makedip --rebuild: no group here; %makedip starts one" + running_groups())
+        current.rebuild()
+        print(f"group {current.name}: process groups made again on all ranks; variables stay")
+
     def _attach(self, flags: list[str], checked: dict[str, Any]) -> None:
-        self._join(checked["name"])
+        self._here.join(checked["name"])
 
     def _start(self, flags: list[str], checked: dict[str, Any]) -> None:
         name = checked["name"] or groups.default_name()
@@ -86,7 +104,7 @@ class GroupCommands:
             info["world_size"] == checked["world_size"] and info["gpus"] == checked["gpus"]
         )
         if same:
-            return self._join(name)
+            return self._here.join(name)
         if info["user_cells"] == 0:
             running.stop()
             return self._start_new(flags, checked)
@@ -105,17 +123,6 @@ class GroupCommands:
         print(f"group {name}: {info['sentence']} ({time.monotonic() - begun:.1f} s)\n  it {life_of(info)}")
         if checked["verbose"]:
             print(describe(info))
-
-    def _join(self, name: str) -> None:
-        """And shows what this notebook has not seen: first the past, then live what is still running."""
-        self._here.group = self._here.attach(name)
-        info = self._here.group.info()
-        running = len(info["cells"])
-        print(
-            f"attached to group {name}: {info['sentence']}"
-            + (f", {running} cell{'s' if running > 1 else ''} running" if running else "")
-        )
-        Replay(self._here.group, display.screen_for(self._shell)).run()
 
 
 def without_restart(flags: list[str]) -> list[str]:

@@ -10,12 +10,9 @@ from ddip import _client
 def describe(info: dict[str, Any]) -> str:
     lines = [f"group {info['name']}: {info['sentence']}; {info['phase']}, {life_of(info)}"]
     for rank in info["ranks"]:
-        why = f" ({rank['why']})" if rank["why"] else ""
-        lines.append(f"  rank {rank['rank']}: pid {rank['pid']}, {rank['device']}, {rank['status']}{why}")
+        lines.append(f"  rank {rank['rank']}: {state_of(rank)}")
     for cell in info["cells"]:
-        lines.append(
-            f"  cell {cell['cell']} runs for {cell['seconds']:.1f} s on ranks {_client.rank_list(cell['open'])}: {cell['line']}"
-        )
+        lines.append(f"  {running(cell)}: {cell['line']}")
     agent = info["agent"]
     warming = agent.get("warm", {}).get("seconds", 0)
     lines += [
@@ -24,6 +21,32 @@ def describe(info: dict[str, Any]) -> str:
         f"  journal {info['journal']}",
     ]
     return "\n".join(lines)
+
+
+def joined(info: dict[str, Any]) -> str:
+    """For somebody who comes to it and does not know what happened there."""
+    lines = [f"attached to group {info['name']}: {info['sentence']}"]
+    for rank in info["ranks"]:
+        if rank["status"] == "lost":
+            number = rank["rank"]
+            lines.append(f"  rank {number} is lost ({rank['why']}); %makedip -r --ranks {number} starts it anew, empty")
+    for cell in info["cells"]:
+        lines.append(f"  {running(cell)} ({cell['line']}); %diplog {cell['cell']} shows its output")
+    if info["user_cells"] and not info["cells"]:
+        lines.append("  %diplog last shows what its newest cell printed")
+    return "\n".join(lines)
+
+
+def state_of(rank: dict[str, Any]) -> str:
+    why = f": {rank['why']}" if rank["why"] else ""
+    if not rank["pid"]:
+        return f"{rank['status']}{why}, {rank['device']}"
+    return f"pid {rank['pid']}, {rank['device']}, {rank['status']}{why}"
+
+
+def running(cell: dict[str, Any]) -> str:
+    ranks = f"rank{'s' if len(cell['open']) > 1 else ''} {_client.rank_list(cell['open'])}"
+    return f"cell {cell['cell']} is running on {ranks} for {cell['seconds']:.0f} s"
 
 
 def life_of(info: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddip import display
+from ddip import _client, display
 from ddip.cell import Event
 from ddip.group import Group, first_line
 
@@ -14,21 +14,26 @@ class Replay:
         self._renderers: dict[int, display.Renderer] = {}
         self._seen = 0  # the newest event's place in the journal
 
-    def run(self) -> None:
-        """Until the last running cell ends, or stop is pressed: that ends the watching, not the cells."""
-        client = self._group.client
-        unfinished = {cell["cell"] for cell in client.request("watch", {}, 30.0)["cells"]}
+    def run(self, live: bool = True) -> bool:
+        """Until the last running cell ends (`live`), or stop is pressed: that ends the watching, not the cells. Whether it
+        came to its end."""
+        client = _client.Client(
+            self._group._folder, self._group._client_name
+        )  # who watches is told of everybody's cells
+        running = client.request("watch", {}, 30.0)["cells"]
+        unfinished = {cell["cell"] for cell in running} if live else set()
         try:
             while True:
                 event = client.next(0, 0.1 if unfinished else 0.0)
                 if event is not None:
                     self._show(event, unfinished)
                 elif not unfinished:
-                    break
+                    return True
                 for renderer in self._renderers.values():
                     renderer.tick()
         except KeyboardInterrupt:
             print("ddip: stopped watching; the cells go on (%dipwhy, %diplog)")
+            return False
         finally:
             for renderer in self._renderers.values():
                 renderer.finish()

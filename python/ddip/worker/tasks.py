@@ -142,7 +142,7 @@ def pull(control: Any, cell: int, body: dict[str, Any], descriptors: list[int]) 
         if name not in namespace():
             raise NameError(f"name '{name}' is not defined on rank {os.environ.get('RANK')}")
         found[name] = namespace()[name]
-    return {"outcome": "ok", "value": {"packed": True}}, [values.pack(found).release()]
+    return {"outcome": "ok", "value": {"packed": True}}, [values.pack_named(found).release()]
 
 
 def complete(control: Any, cell: int, body: dict[str, Any], descriptors: list[int]) -> Ending:

@@ -58,7 +58,7 @@ struct Block {
   std::vector<int> ranks;  // ascending; all shown ranks: common
   Stream stream = Stream::out;
   std::string text;   // whole lines; the last lacks its '\n' where the rank's output did
-  size_t elided = 0;  // above 0: this is the marker for so many lines
+  size_t elided = 0;  // above 0: this is the marker for so many lines of the display
   bool operator==(const Block&) const = default;
 };
 

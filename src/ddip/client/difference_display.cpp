@@ -10,9 +10,23 @@ namespace {
 
 std::string elision_marker(size_t lines) { return fmt::format("… {} lines elided (%diplog)\n", lines); }
 
+// In lines that ranks said, not in lines of the display: one that ranks did not say at the same time takes two of
+// those, and the reader compares with what the program printed.
+std::string elision_marker(const std::map<int, size_t>& lines_of) {
+  const auto by_lines = [](const auto& a, const auto& b) { return a.second < b.second; };
+  const auto [least, most] = std::minmax_element(lines_of.begin(), lines_of.end(), by_lines);
+  if (least->second == most->second) return elision_marker(most->second);
+  return fmt::format("… {} to {} lines of each rank elided (%diplog)\n", least->second, most->second);
+}
+
 }  // namespace
 
 // ---- BlockDisplay
+
+BlockDisplay::BlockDisplay(std::vector<int> all_ranks, size_t max_lines)
+    : all_ranks_(std::move(all_ranks)), max_lines_(max_lines) {
+  for (int rank : all_ranks_) elided_of_[rank] = 0;
+}
 
 void BlockDisplay::add_to_tail(std::vector<int> ranks, Stream stream, const std::string& text) {
   if (blocks_.empty() || blocks_.back().elided > 0 || blocks_.back().stream != stream ||
@@ -93,13 +107,15 @@ void BlockDisplay::place_marker() {
 
 void BlockDisplay::remove_behind_marker(size_t lines) {
   final_lines_ -= lines;
-  Block& sign = blocks_[*marker_];
-  sign.elided += lines;
-  sign.text = elision_marker(sign.elided);
+  blocks_[*marker_].elided += lines;
   const size_t first = *marker_ + 1;
   size_t whole = first;
-  while (lines > 0 && lines >= ends_[whole].size()) lines -= ends_[whole++].size();
+  while (lines > 0 && lines >= ends_[whole].size()) {
+    count_elided(blocks_[whole], ends_[whole].size());
+    lines -= ends_[whole++].size();
+  }
   if (lines > 0) {
+    count_elided(blocks_[whole], lines);
     const size_t cut = ends_[whole][lines - 1];
     blocks_[whole].text.erase(0, cut);
     ends_[whole].erase(ends_[whole].begin(), ends_[whole].begin() + static_cast<long>(lines));
@@ -107,6 +123,11 @@ void BlockDisplay::remove_behind_marker(size_t lines) {
   }
   blocks_.erase(blocks_.begin() + static_cast<long>(first), blocks_.begin() + static_cast<long>(whole));
   ends_.erase(ends_.begin() + static_cast<long>(first), ends_.begin() + static_cast<long>(whole));
+  blocks_[*marker_].text = elision_marker(elided_of_);
+}
+
+void BlockDisplay::count_elided(const Block& block, size_t lines) {
+  for (int rank : block.ranks) elided_of_[rank] += lines;
 }
 
 // ---- Transcript

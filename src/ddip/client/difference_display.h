@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,8 +14,7 @@ namespace ddip::client {
 // Form::rerender. Final blocks, then the tail: lines shown but not decided, drawn anew at each change.
 class BlockDisplay {
  public:
-  BlockDisplay(std::vector<int> all_ranks, size_t max_lines)
-      : all_ranks_(std::move(all_ranks)), max_lines_(max_lines) {}
+  BlockDisplay(std::vector<int> all_ranks, size_t max_lines);
 
   // Drops the tail.
   void add_final(std::vector<int> ranks, Stream stream, const std::string& text);
@@ -30,6 +30,7 @@ class BlockDisplay {
   void elide();
   void place_marker();
   void remove_behind_marker(size_t lines);
+  void count_elided(const Block& block, size_t lines);
 
   const std::vector<int> all_ranks_;
   const size_t max_lines_;
@@ -40,6 +41,7 @@ class BlockDisplay {
   size_t final_lines_ = 0;
   size_t head_lines_ = 0;
   std::optional<size_t> marker_;
+  std::map<int, size_t> elided_of_;  // rank → how many of the lines that it said
   size_t changed_ = 0;
 };
 

@@ -270,6 +270,24 @@ TEST(Difference, a_flood_keeps_the_beginning_the_end_and_one_marker) {
   EXPECT_EQ(blocks[1].text, "… " + std::to_string(blocks[1].elided) + " lines elided (%diplog)\n");
 }
 
+TEST(Difference, the_marker_counts_lines_that_ranks_said_not_lines_of_the_display) {
+  Difference d({0, 1}, {.max_lines = 100, .window = 10});
+  for (int rank : {0, 1}) {
+    for (int i = 0; i < 1000; ++i) d.write(rank, Stream::out, std::to_string(i) + "\n", at(0ms));
+    d.advance(at(1s * (rank + 1)));  // too late for the other to say the same
+  }
+  for (int rank : {0, 1}) d.close(rank, at(3s));
+  size_t shown[2] = {0, 0};
+  std::string marker;
+  for (const Block& block : d.blocks()) {
+    if (block.elided > 0) marker = block.text;
+    for (int rank : block.ranks) shown[rank] += block.elided > 0 ? 0 : count_lines(block);
+  }
+  const size_t least = 1000 - std::max(shown[0], shown[1]), most = 1000 - std::min(shown[0], shown[1]);
+  EXPECT_EQ(marker,
+            "… " + std::to_string(least) + " to " + std::to_string(most) + " lines of each rank elided (%diplog)\n");
+}
+
 TEST(Difference, a_flood_between_two_takes_is_cut_with_one_marker) {
   Difference d({0}, {.form = Form::append, .max_lines = 2});
   d.write(0, Stream::out, "a\nb\nc\nd\n", at(0ms));

@@ -43,8 +43,10 @@ std::string describe(const json& rank) {
   std::string text = fmt::format("rank {}: {}", rank.value("rank", -1), place(rank));
   if (rank.contains("collective")) {
     const json& collective = rank.at("collective");
-    text += fmt::format("; in {} number {} of group '{}' for {:.1f} s", collective.value("operation", ""),
-                        collective.value("number", 0), collective.value("group", ""), collective.value("seconds", 0.0));
+    const std::string group = collective.value("group", "");
+    text += fmt::format("; in {} number {}{} for {:.1f} s", collective.value("operation", ""),
+                        collective.value("number", 0), group.empty() ? "" : " of group '" + group + "'",
+                        collective.value("seconds", 0.0));
   } else if (rank.contains("seconds")) {
     text += fmt::format("; cell {} runs for {:.1f} s", rank.value("cell", 0), rank.value("seconds", 0.0));
   }

@@ -82,7 +82,7 @@ void Cells::execute(Session& session, Message message) {
   records_.follow(session, request.cell);
   json about = {{"ranks", ranks},
                 {"client", session.client},
-                {"source", message.body.value("code", "")},
+                {"source", message.body.value("code", message.body.value("first_line", ""))},
                 {"name", message.body.value("name", "")}};
   uint64_t client_number = std::exchange(message.id, request.cell);
   message.body["ranks"] = std::move(ranks);
@@ -109,8 +109,9 @@ std::string Cells::why_not(int rank) const {
   if (!members_.has(rank)) return fmt::format("rank {} is not in this group (ranks 0-{})", rank, members_.size() - 1);
   if (members_.is_ready(rank)) return "";
   const membership::Member& member = members_.at(rank);
-  return fmt::format("rank {} is {}{}; %makedip -r restarts all, group.restart(ranks=[{}]) this one", rank,
-                     membership::name_of(member.status), member.why.empty() ? "" : " (" + member.why + ")", rank);
+  return fmt::format(
+      "rank {0} is {1}{2}; %makedip -r --ranks {0}, or restart(ranks=[{0}]) of its Group, starts it anew, empty", rank,
+      membership::name_of(member.status), member.why.empty() ? "" : " (" + member.why + ")");
 }
 
 void Cells::interrupt(Session& session, const Message& message) {
@@ -174,7 +175,9 @@ void Cells::refuse_input(uint64_t cell, int rank) {
 void Cells::output(Message message) {
   const auto& bytes = message.body.at("bytes").get_binary();
   std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  std::string& tail = ranks_.at(static_cast<size_t>(message.rank)).tail;
+  Rank& rank = ranks_.at(static_cast<size_t>(message.rank));
+  std::string& tail = rank.tail;
+  if (std::exchange(rank.tail_of, message.id) != message.id) tail.clear();
   tail.append(text.substr(text.size() > kTailBytes ? text.size() - kTailBytes : 0));
   if (tail.size() > 2 * kTailBytes) tail.erase(0, tail.size() - kTailBytes);
   uint8_t stream = message.body.at("stream").get<uint8_t>();
@@ -217,8 +220,8 @@ void Cells::remember_ending(int rank, json ending) { ranks_.at(static_cast<size_
 void Cells::lose(int rank, const std::string& why) {
   const Rank& lost = ranks_.at(static_cast<size_t>(rank));
   for (uint64_t cell : requests_.unfinished_on(rank)) {
-    settle(*requests_.find(cell), rank,
-           {{"outcome", "lost"}, {"why", why}, {"detail", lost.ending}, {"tail", last_lines(lost.tail, kTailLines)}});
+    const std::string tail = lost.tail_of == cell ? last_lines(lost.tail, kTailLines) : "";
+    settle(*requests_.find(cell), rank, {{"outcome", "lost"}, {"why", why}, {"detail", lost.ending}, {"tail", tail}});
   }
 }
 

@@ -67,7 +67,8 @@ class Cells {
 
  private:
   struct Rank {
-    std::string tail;                          // the end of its output
+    std::string tail;  // the end of its output in cell `tail_of`
+    uint64_t tail_of = 0;
     wire::json ending = wire::json::object();  // of its process, once that is known
   };
 

@@ -92,8 +92,8 @@ struct Coordinator::Core {
       return events.on_ready();
     }
     for (int rank : ranks) {
-      records.note(
-          fmt::format("rank {} is back, empty: its variables are gone; group.rebuild() re-makes process groups", rank));
+      records.note(fmt::format(
+          "rank {} is back, empty: its variables are gone; %makedip --rebuild re-makes process groups", rank));
     }
   }
 

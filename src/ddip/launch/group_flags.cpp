@@ -37,6 +37,13 @@ FlagTable group_flags(const std::string& command) {
         {"--master-port", "", Takes::Value, "P", "port for torch.distributed (default: a free one)"},
         {"--gc", "", Takes::Value, "on|off", "collect garbage between cells (default on)"},
         {"--verbose", "-v", Takes::Nothing, "", "say more: seeds, ports, timings"}}}};
+  if (!shell) {
+    // Of a group that is there; a program has Group.restart(ranks=…) and Group.rebuild().
+    table.sections.push_back(
+        {"repair",
+         {{"--ranks", "", Takes::Value, "LIST", "beside -r: only these workers anew, the others keep all: 1,2-3"},
+          {"--rebuild", "", Takes::Nothing, "", "make torch's process groups again; variables stay"}}});
+  }
   table.examples = {command + " -n 4               # four CPU workers",
                     command + " -g 3,1 -r          # start anew: rank 0 on GPU 3, rank 1 on GPU 1"};
   return table;

@@ -22,11 +22,12 @@ struct Mode {
   bool takes_any_shape = false;
 };
 
-const std::array<Mode, 4>& modes() {
-  static const std::array<Mode, 4> table = {{
+const std::array<Mode, 5>& modes() {
+  static const std::array<Mode, 5> table = {{
       {"--kill", Action::Kill, "stops a group", {"--name", "--timeout", "--client", "--verbose"}},
       {"--info", Action::Info, "only describes a group", {"--name", "--timeout", "--client", "--verbose"}},
       {"--attach", Action::Attach, "joins a running group as it is", {"--timeout", "--client", "--verbose"}},
+      {"--rebuild", Action::Rebuild, "re-makes process groups", {"--name", "--timeout", "--client", "--verbose"}},
       {"--restart", Action::Restart, "starts a group anew", {}, true},
   }};
   return table;
@@ -52,6 +53,21 @@ Action action_of(const Flags& flags) {
     action = mode.action;
   }
   return action;
+}
+
+// Some ranks of a group that is there: its shape is no question any more.
+std::string ranks_to_restart(const Flags& flags, Action action) {
+  const FlagText ranks = flags.value("--ranks");
+  if (action != Action::Restart) refuse(ranks, "says which workers -r starts anew; expected -r beside it");
+  const Mode some{"--ranks",
+                  action,
+                  "starts some workers of a group anew",
+                  {"--restart", "--name", "--timeout", "--client", "--verbose"}};
+  for (const std::string& flag : group_flag_names()) {
+    if (flag != some.flag && flags.has(flag) && !some.beside.contains(flag)) refuse_conflict(flags, some, flag);
+  }
+  check_rank_list(ranks.text, flags.command() + " " + flags.spelling("--ranks"));
+  return ranks.text;
 }
 
 void refuse_what_comes_later(const Flags& flags) {
@@ -142,6 +158,7 @@ GroupOptions parse_group_flags(const std::vector<std::string>& args, const std::
   options.action = action_of(flags);
   options.name = name_of(flags);
   options.verbose = flags.has("--verbose");
+  if (flags.has("--ranks")) options.ranks = ranks_to_restart(flags, options.action);
 
   if (flags.has("--gpus")) {
     options.gpus = gpu_list(flags);

@@ -20,6 +20,7 @@ enum class Action {
   Restart,  // -r
   Kill,     // -k
   Info,     // -i
+  Rebuild,  // --rebuild
 };
 
 enum class StartMethod { Fork, Exec };
@@ -29,6 +30,7 @@ struct GroupOptions {
   Action action = Action::Start;
   std::string name;  // --name or --attach; empty: the caller's default (group_name.h)
   bool verbose = false;
+  std::string ranks;  // --ranks beside -r, as written; empty: all
 
   // Shape.
   std::optional<std::string> gpus;  // as written: "3,1" or "all"; choose_gpus() knows which are there

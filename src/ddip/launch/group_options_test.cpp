@@ -229,7 +229,25 @@ TEST(GroupOptions, help_is_grouped_and_speaks_with_the_commands_name) {
   EXPECT_LT(shape, lifetime);
   EXPECT_LT(lifetime, advanced);
   EXPECT_LT(advanced, text.find("\nexamples\n"));
-  for (const std::string& flag : group_flag_names()) EXPECT_NE(text.find(flag), std::string::npos) << flag;
+  const std::string magic = group_help("%makedip");
+  for (const std::string& flag : group_flag_names()) {
+    EXPECT_NE(magic.find(flag), std::string::npos) << flag;
+    const bool repairs = flag == "--ranks" || flag == "--rebuild";  // of the notebook only
+    EXPECT_EQ(text.find("  " + flag + " ") == std::string::npos && text.find(", " + flag + " ") == std::string::npos,
+              repairs)
+        << flag;
+  }
+}
+
+TEST(GroupOptions, some_ranks_are_restarted_beside_r_and_without_a_shape) {
+  EXPECT_EQ(parse_group_flags({"-r", "--ranks", "1,3-4"}, "%makedip").ranks, "1,3-4");
+  EXPECT_EQ(parse_group_flags({"-r"}, "%makedip").ranks, "");
+  EXPECT_EQ(parse_group_flags({"--rebuild", "--name", "x"}, "%makedip").action, Action::Rebuild);
+  for (const std::vector<std::string>& args : std::vector<std::vector<std::string>>{
+           {"--ranks", "1"}, {"-r", "--ranks", "1", "-n", "2"}, {"-r", "--ranks", "one"}, {"--rebuild", "-r"}}) {
+    EXPECT_THROW(parse_group_flags(args, "%makedip"), ConfigError) << args.back();
+  }
+  EXPECT_THROW(parse_group_flags({"--rebuild"}, "ddip up"), ConfigError);
 }
 
 TEST(GroupOptions, help_fits_a_terminal) {

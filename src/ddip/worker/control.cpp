@@ -52,6 +52,14 @@ void make_sendable(Message& message, size_t size) {
                   {"seconds", message.body.value("seconds", 0.0)}};
 }
 
+// In a notebook, and in a program.
+constexpr const char* kRemedy = "%makedip --rebuild (or rebuild() of its Group) makes it again";
+
+// The default group of a collective inside torch has no name here.
+std::string described(const InCollective& in) {
+  return in.group.empty() ? in.operation : fmt::format("{} on group '{}'", in.operation, in.group);
+}
+
 }  // namespace
 
 Control::Control(ControlOptions options)
@@ -178,10 +186,8 @@ void Control::climb(uint64_t cell, int rung) {
       if (!in && blocked_in_torch()) in = InCollective{"a collective inside torch", "", 0, {}};
       if (in) {
         int closed = collectives_.abort(in->group);
-        note(cell, fmt::format(
-                       "interrupt: aborted {} on group '{}' ({} connections closed); that group is dead on every rank, "
-                       "group.rebuild() re-makes it",
-                       in->operation, in->group, closed));
+        note(cell, fmt::format("interrupt: aborted {} ({} connection{} closed); that group is dead on every rank, {}",
+                               described(*in), closed, closed == 1 ? "" : "s", kRemedy));
       }
       return next(kReportAfter);
     }
@@ -216,8 +222,7 @@ void Control::on_peer_failed(const Message& message) {
         aborted_for_ = {cell, peer};
       }
       collectives_.abort(in->group);
-      return note(cell, fmt::format("rank {} failed, so {} on group '{}' was aborted here; group.rebuild() re-makes it",
-                                    peer, in->operation, in->group));
+      return note(cell, fmt::format("rank {} failed, so {} was aborted here; {}", peer, described(*in), kRemedy));
     }
     auto left =
         std::max(std::chrono::nanoseconds(0), std::chrono::nanoseconds(deadline - std::chrono::steady_clock::now()));

@@ -454,8 +454,23 @@ TEST_F(ControlTest, interrupt_inside_a_collective_aborts_its_group_and_says_so) 
   EXPECT_GE(Clock::now() - begun, 400ms);
   EXPECT_TRUE(still_open(other_end));
   Message note = agent->await(Type::note);
-  EXPECT_NE(note.body.at("text").get<std::string>().find("aborted all_reduce on group 'mine' (1 connections closed)"),
+  EXPECT_NE(note.body.at("text").get<std::string>().find("aborted all_reduce on group 'mine' (1 connection closed)"),
             std::string::npos);
+  control->collectives().leave();
+  end_cell(5);
+}
+
+TEST_F(ControlTest, a_group_without_a_name_is_not_named) {
+  auto [ours, theirs] = tcp_pair();
+  control->collectives().add_group("", {ours.get()});
+  control->enter(5);
+  control->collectives().enter("a collective inside torch", "");
+  agent->send(Type::interrupt, 5, {{"because", "user"}});
+  ASSERT_TRUE(busy_until([&, &end = theirs] { return !still_open(end); }));
+  EXPECT_TRUE(agent->await(Type::note)
+                  .body.at("text")
+                  .get<std::string>()
+                  .starts_with("interrupt: aborted a collective inside torch (1 connection closed)"));
   control->collectives().leave();
   end_cell(5);
 }
