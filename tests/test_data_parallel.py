@@ -91,6 +91,21 @@ def test_buffers_are_those_of_rank_0_and_stay_in_evaluation(two: Any) -> None:
     assert values(two, "r.buffers()") == [[True, [], True]] * 2
 
 
+def test_batch_norm_over_all_ranks_is_like_one_process(ranks: Any) -> None:
+    for found in values(ranks, "r.batch_norm()"):
+        assert all(one < EXACT for one in found), found
+
+
+def test_helpers_make_things_alike_on_all_ranks(ranks: Any) -> None:
+    world = ranks.world_size
+    weights = [rank + 1 for rank in range(world)]
+    accuracy = sum(rank * weight for rank, weight in enumerate(weights)) / sum(weights)
+    for same, told, sums, means in values(ranks, "r.alike()"):
+        assert same and told == list(range(world + 1))
+        assert sums == {"loss": sum(range(world)), "correct": 2 * sum(range(world))}
+        assert means == {"accuracy": pytest.approx(accuracy), "weight": sum(weights)}
+
+
 @pytest.mark.parametrize("by_all", [False, True])
 def test_ranks_with_more_batches_finish_and_no_sample_is_dropped(ranks: Any, by_all: bool) -> None:
     found = values(ranks, f"r.uneven({by_all})")

@@ -135,6 +135,28 @@ def test_verbose_gives_time_and_memory_of_each_rank(dip: TerminalShell) -> None:
         assert 60 < float(line.partition("(+")[2].partition(")")[0]) < 80, line
 
 
+def test_check_says_where_variables_differ_between_ranks(dip: TerminalShell) -> None:
+    said = dip.do("%%dip --check same,numbers\nsame = [1, 'two', b'3']\nnumbers = {'a': 1, 'b': 10 * r}").out
+    assert said.splitlines() == ["check: numbers['b'] differs: rank 0 | rank 1"]
+    assert dip.do("%%dip --check same\nsame.append(4.0)").out == "check: same is the same on ranks 0-1\n"
+    assert "UsageError: nothere: no such variable on the workers" in dip.run("%%dip --check nothere\n1").text
+
+
+def test_check_compares_models_and_optimizers_bit_by_bit(torched: Any) -> None:
+    torched.run("""
+import torch, ddip
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+optimizer = torch.optim.Adam(model.parameters())
+model(torch.ones(2, 3)).sum().backward(); optimizer.step()
+""")
+    assert torched.differing(["model", "optimizer"]) == {}
+    torched.run(
+        "with torch.no_grad(): model[0].weight[0, 0] += 1e-6 * ddip.rank()\nmodel[1].running_mean += ddip.rank()"
+    )
+    assert torched.differing(["model"]) == {"model.0.weight": [[0], [1]], "model.1.running_mean": [[0], [1]]}
+
+
 def test_out_binds_the_results_in_rank_order(dip: TerminalShell) -> None:
     dip.do("%%dip --out results\nprint('said', r)\n10 * r")
     assert [(result.rank, result.value, result.stdout) for result in dip.names["results"]] == [

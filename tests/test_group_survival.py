@@ -226,7 +226,9 @@ def test_a_keep_group_goes_on_although_a_child_keeps_the_socket(home: Any, gate:
 def test_a_kept_group_survives_the_end_of_its_clients_session(home: Any, gate: Any) -> None:
     """ipykernel and a closed terminal signal the whole process group; SIGHUP to it must not reach the group either."""
     with Script(
-        "import os\nos.setsid()\nimport ddip\ngroup = ddip.Group(2, name='kept', on_exit='keep')\nprint(*group.pids)\ninput()"
+        # Under nohup SIGHUP is ignored, and that is inherited.
+        "import os, signal\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)\nos.setsid()\nimport ddip\n"
+        "group = ddip.Group(2, name='kept', on_exit='keep')\nprint(*group.pids)\ninput()"
     ) as client:
         pids = [int(word) for word in client.hear().split()]
         os.killpg(client.pid, signal.SIGHUP)

@@ -18,11 +18,20 @@ if TYPE_CHECKING:
     from ddip.data_parallel import DataParallel
     from ddip.errors import ConfigError, PeerLost, ProtocolError, RankError, TimedOut
     from ddip.group import Group, attach, groups
+    from ddip.replicas import (
+        broadcast_object,
+        broadcast_optimizer_state,
+        broadcast_parameters,
+        gather_metrics,
+        gather_objects,
+    )
+    from ddip.sync_batch_norm import SyncBatchNorm
 
 __version__ = "0.1.0"
 __all__ = [
-    "Cell", "ConfigError", "DataParallel", "Group", "PeerLost", "ProtocolError", "RankError", "Result", "TimedOut", "attach", "comm",
-    "device", "groups", "rank", "rebuild", "wait_for_debugger", "world_size",
+    "Cell", "ConfigError", "DataParallel", "Group", "PeerLost", "ProtocolError", "RankError", "Result", "SyncBatchNorm", "TimedOut",
+    "attach", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "comm", "device", "gather_metrics",
+    "gather_objects", "groups", "rank", "rebuild", "wait_for_debugger", "world_size",
 ]  # fmt: skip
 
 # Loaded on first use: a worker that forks from the warm parent needs none of the client.
@@ -30,7 +39,13 @@ _HOME = {
     "Cell": "ddip.cell",
     "Result": "ddip.cell",
     "DataParallel": "ddip.data_parallel",
+    "SyncBatchNorm": "ddip.sync_batch_norm",
+    "broadcast_object": "ddip.replicas",
+    "broadcast_optimizer_state": "ddip.replicas",
+    "broadcast_parameters": "ddip.replicas",
     "comm": "ddip.communicators",
+    "gather_metrics": "ddip.replicas",
+    "gather_objects": "ddip.replicas",
     "ConfigError": "ddip.errors",
     "PeerLost": "ddip.errors",
     "ProtocolError": "ddip.errors",

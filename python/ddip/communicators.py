@@ -47,6 +47,15 @@ def comm(backend: str = "auto", *, timeout: float | None = None) -> Communicator
     return _made[backend]
 
 
+def private(purpose: str) -> Communicator:
+    """One more like comm(), for calls that come while others are under way on that: all ranks must make the same calls in
+    the same order on each."""
+    comm()
+    if purpose not in _made:
+        _made[purpose] = make("auto", PATIENCE)
+    return _made[purpose]
+
+
 def make(backend: str, patience: datetime.timedelta) -> Any:
     import torch.distributed as distributed
 
@@ -64,7 +73,7 @@ def make(backend: str, patience: datetime.timedelta) -> Any:
         return _engine.Communicator(group._get_backend(device()), name, "the default process group")
     made = _engine.C10dBackend(store(), rank(), world_size(), patience)
     if control() is not None:
-        control().add_group("ddip.comm", [made.abort_socket])
+        control().add_group(f"ddip.comm {_times}", [made.abort_socket])
     where = "the GPU's" if device().type == "cuda" else "one host's"
     reason = "asked for" if backend == "shm" else f"all ranks see {where} memory"
     return _engine.Communicator(made, "shm", reason)

@@ -253,6 +253,26 @@ class Group:
     def why(self) -> dict[str, Any]:
         return dict(self.control.request("why", {}, ANSWER))
 
+    def differing(self, names: Sequence[str], ranks: Ranks = None) -> dict[str, list[list[int]]]:
+        """Where variables that should be equal on all ranks are not: path → the ranks that agree with each other.
+        Modules, optimizers, tensors, arrays, numbers, texts, and lists and dicts of them."""
+        asked = self.submit(
+            {"kind": "fingerprint", "names": list(names), "first_line": f"check {', '.join(names)}"}, ranks
+        )
+        self.finish(asked)
+        missing = sorted({name for ending in asked.endings.values() for name in ending.get("missing", [])})
+        if missing:
+            raise ConfigError(f"{missing[0]}: no such variable on the workers")
+        prints = {rank: ending["fingerprints"] for rank, ending in sorted(asked.endings.items())}
+        found = {}
+        for path in dict.fromkeys(path for of_rank in prints.values() for path in of_rank):
+            alike: dict[str | None, list[int]] = {}
+            for rank, of_rank in prints.items():
+                alike.setdefault(of_rank.get(path), []).append(rank)
+            if len(alike) > 1:
+                found[path] = list(alike.values())
+        return found
+
     def rebuild(self) -> None:
         """Process groups are made again on all ranks; variables stay."""
         attempt = int(time.time() * 1000)

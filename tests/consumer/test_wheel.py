@@ -31,8 +31,13 @@ def run(*command: object, cwd: Path) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
+    # Without the data plane: compiling it a second time takes minutes, and what is tested here needs no torch.
+    return build(folder, "-Ccmake.define.DDIP_WITH_ENGINE=OFF")
+
+
+def build(folder: Path, *settings: str) -> Path:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    run(*pip, "wheel", ".", "--no-build-isolation", "--no-deps", "--no-index", "-w", folder, cwd=ROOT)
+    run(*pip, "wheel", ".", "--no-build-isolation", "--no-deps", "--no-index", "-w", folder, *settings, cwd=ROOT)
     (wheel,) = folder.glob("ddip-*.whl")
     return wheel
 
@@ -75,3 +80,10 @@ def test_cpp_program_finds_the_package_in_the_environment(environment: Path, tmp
     run("cmake", "--build", tmp_path, cwd=tmp_path)
     cache = (tmp_path / "CMakeCache.txt").read_text(encoding="utf-8")
     assert f"ddip_DIR:PATH={environment}" in cache
+
+
+@pytest.mark.soak
+def test_whole_wheel_holds_the_data_plane(tmp_path: Path) -> None:
+    names = zipfile.ZipFile(build(tmp_path)).namelist()
+    assert len([name for name in names if name.startswith("ddip/_engine.") and name.endswith(".so")]) == 1
+    assert any(name.endswith("ddipEngineTargets.cmake") for name in names)

@@ -491,6 +491,60 @@ def counted() -> list[dict[str, Any]]:
     return found
 
 
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv1d(2, 4, 2), nn.BatchNorm1d(4), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3))
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.body(x.view(-1, 2, 3))
+
+
+def batch_norm() -> list[float]:
+    """Statistics of everybody's batch: like one process on the joint batch, in training and in evaluation."""
+    torch.manual_seed(0)
+    single = Normed().to(DEVICE)
+    torch.manual_seed(rank)
+    dp = ddip.DataParallel(ddip.SyncBatchNorm.convert(Normed().to(DEVICE)), bucket_mb=0.001)
+    one, ours = sgd(single), sgd(dp)
+    for step in range(5):
+        joint = [batch(step, of) for of in range(world)]
+        one.zero_grad()
+        F.mse_loss(single(torch.cat([x for x, _ in joint])), torch.cat([y for _, y in joint])).backward()
+        one.step()
+        ours.zero_grad()
+        F.mse_loss(dp(joint[rank][0]), joint[rank][1]).backward()
+        ours.step()
+    statistics = max((a - b).abs().max().item() for a, b in zip(dp.buffers(), single.buffers(), strict=True))
+    single.eval()
+    dp.eval()
+    x = batch(9, 0)[0]
+    return [apart(single, dp), statistics, (single(x) - dp(x)).abs().max().item()]
+
+
+def alike() -> list[Any]:
+    """The helpers: parameters, optimizer state, objects, metrics."""
+    torch.manual_seed(rank)
+    model = mlp()
+    ddip.broadcast_parameters(model)
+    optimizer = torch.optim.Adam(model.parameters(), 0.1 * (rank + 1))
+    model(batch(0, rank)[0]).sum().backward()
+    optimizer.step()
+    ddip.broadcast_parameters(model, root=1)
+    ddip.broadcast_optimizer_state(optimizer, root=1)
+    state = [value for of in optimizer.state.values() for value in of.values()]
+    every = ddip.gather_objects(
+        [optimizer.param_groups[0]["lr"], *(tensor.sum().item() for tensor in (*model.parameters(), *state))]
+    )
+    return [
+        len(every) == world and all(one == every[0] for one in every) and len(every[0]) == 1 + 6 + 18,
+        ddip.broadcast_object({"rank": rank, "x": torch.arange(rank + 2)}, root=world - 1)["x"].tolist(),
+        ddip.gather_metrics({"loss": float(rank), "correct": 2 * rank}, "sum"),
+        ddip.gather_metrics({"accuracy": float(rank), "weight": rank + 1}),
+    ]
+
+
 # --- compression
 
 

@@ -84,6 +84,7 @@ py::dict parse_cell_flags(const std::vector<std::string>& flags, const std::stri
     result["async"] = options.async;
     result["async_name"] = options.async_name;
     result["out"] = options.out;
+    result["check"] = options.check;
   } catch (const launch::HelpRequested& help) {
     result["help"] = help.text;
   }

@@ -17,6 +17,8 @@ from ddip.magics.failures import FailedHere
 from ddip.magics.follower import Follower
 from ddip.magics.notebook_group import NotebookGroup
 
+SHOWN = 10  # of what differs
+
 
 class CellRunner:
     def __init__(self, shell: Any, here: NotebookGroup, autodip: AutodipSwitch, own_magics: Set[str]) -> None:
@@ -69,6 +71,8 @@ class CellRunner:
             self._shell.user_ns[options["out"]] = cell.results()
         if options["verbose"]:
             print(footer(cell))
+        if options["check"]:
+            print(checked(group, options["check"], ranks))
 
     def _leave_running(self, cell: Cell, name: str) -> None:
         if name:
@@ -77,6 +81,23 @@ class CellRunner:
             f"cell {cell.number} runs on {cell.group.name}; "
             + (f"{name}.wait() waits for it" if name else "it shows its output here")
         )
+
+
+def checked(group: groups.Group, names: list[str], ranks: list[int]) -> str:
+    """--check: whether the replicas are replicas."""
+    differing = group.differing(names, ranks)
+    if not differing:
+        return f"check: {', '.join(names)} {'is' if len(names) == 1 else 'are'} the same on {ranks_of(ranks)}"
+    lines = []
+    for path, alike in list(differing.items())[:SHOWN]:
+        lines.append(f"check: {path} differs: " + " | ".join(map(ranks_of, alike)))
+    if len(differing) > SHOWN:
+        lines.append(f"check: and {len(differing) - SHOWN} more")
+    return "\n".join(lines)
+
+
+def ranks_of(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {_client.rank_list(ranks)}"
 
 
 def footer(cell: Cell) -> str:

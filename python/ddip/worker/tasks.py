@@ -169,6 +169,15 @@ def how_made(control: Any, cell: int, body: dict[str, Any], descriptors: list[in
     return {"outcome": "ok", "made": collectives.how_made()}, []
 
 
+def fingerprint(control: Any, cell: int, body: dict[str, Any], descriptors: list[int]) -> Ending:
+    from ddip.worker import fingerprints
+
+    missing = [name for name in body["names"] if name not in namespace()]
+    if missing:
+        return {"outcome": "ok", "missing": missing}, []
+    return {"outcome": "ok", "fingerprints": fingerprints.of_variables(body["names"], namespace())}, []
+
+
 TASKS = {
     "cell": run_cell,
     "call": call,
@@ -179,6 +188,7 @@ TASKS = {
     "inspect": inspect,
     "rebuild": rebuild,
     "how_made": how_made,
+    "fingerprint": fingerprint,
 }
 
 

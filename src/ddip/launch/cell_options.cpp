@@ -20,19 +20,20 @@ FlagTable cell_flags(const std::string& command) {
   table.command = command;
   table.purpose = "run this cell on the workers (remote, the default), here (local), or both (everywhere)";
   table.usage = "[remote|local|everywhere] [flags]";
-  table.sections = {{"where",
-                     {{"--ranks", "", Takes::Value, "LIST|all", "which workers run it: 0,2-3 (default all)"},
-                      {"--to", "", Takes::Value, "remote|local|both", "older spelling of the place"},
-                      {"--async", "", Takes::OptionalValue, "NAME", "do not wait; NAME gets the running cell"}}},
-                    {"output",
-                     {{"--see", "-S", Takes::Value, "LIST|all", "whose output to show (default all, by difference)"},
-                      {"--quiet", "-q", Takes::Nothing, "", "show nothing but errors"},
-                      {"--plain", "", Takes::Nothing, "", "every line with its rank, as it comes"},
-                      {"--out", "", Takes::Value, "NAME", "NAME gets the list of results, one per rank"},
-                      {"--verbose", "-v", Takes::Nothing, "", "time and memory of each rank afterwards"}}},
-                    {"advanced",
-                     {{"--check", "", Takes::Value, "NAMES", "compare variables between ranks (later release)"},
-                      {"--appcmd", "-a", Takes::Value, "F", "pass the cell to an app (later release)"}}}};
+  table.sections = {
+      {"where",
+       {{"--ranks", "", Takes::Value, "LIST|all", "which workers run it: 0,2-3 (default all)"},
+        {"--to", "", Takes::Value, "remote|local|both", "older spelling of the place"},
+        {"--async", "", Takes::OptionalValue, "NAME", "do not wait; NAME gets the running cell"}}},
+      {"output",
+       {{"--see", "-S", Takes::Value, "LIST|all", "whose output to show (default all, by difference)"},
+        {"--quiet", "-q", Takes::Nothing, "", "show nothing but errors"},
+        {"--plain", "", Takes::Nothing, "", "every line with its rank, as it comes"},
+        {"--out", "", Takes::Value, "NAME", "NAME gets the list of results, one per rank"},
+        {"--verbose", "-v", Takes::Nothing, "", "time and memory of each rank afterwards"}}},
+      {"advanced",
+       {{"--check", "", Takes::Value, "NAMES", "afterwards, say where these variables differ between ranks"},
+        {"--appcmd", "-a", Takes::Value, "F", "pass the cell to an app (later release)"}}}};
   table.examples = {command + " --ranks 0,2-3 -v", command + " --async training"};
   return table;
 }
@@ -65,7 +66,7 @@ Place place_of(const Flags& flags) {
 }
 
 void refuse_for_local(const Flags& flags) {
-  for (const std::string flag : {"--ranks", "--see", "--async", "--out"}) {
+  for (const std::string flag : {"--ranks", "--see", "--async", "--out", "--check"}) {
     if (!flags.has(flag)) continue;
     throw ConfigError(flags.command() + " local " + flags.spelling(flag) + ": a local cell runs on no worker, so " +
                       flags.spelling(flag) + " has no meaning; expected one of the two");
@@ -82,13 +83,13 @@ std::string rank_list(const Flags& flags, const std::string& flag) {
 
 CellOptions parse_cell_flags(const std::vector<std::string>& args, const std::string& command) {
   const Flags flags(cell_flags(command), args);
-  for (const std::string later : {"--check", "--appcmd"}) {
-    if (flags.has(later)) refuse(flags.value(later), later + " comes in a later release; expected a cell without it");
-  }
+  if (flags.has("--appcmd"))
+    refuse(flags.value("--appcmd"), "--appcmd comes in a later release; expected a cell without it");
   CellOptions options;
   options.place = place_of(flags);
   if (options.place == Place::Local) refuse_for_local(flags);
   refuse_together(flags, "--quiet", "--see", "one hides output, the other shows it");
+  refuse_together(flags, "--async", "--check", "the cell is not done when the line ends");
   refuse_together(flags, "--async", "--out", "the cell is not done when the line ends; NAME.results() has them later");
 
   if (flags.has("--ranks")) options.ranks = rank_list(flags, "--ranks");
@@ -100,6 +101,7 @@ CellOptions parse_cell_flags(const std::vector<std::string>& args, const std::st
   const std::string name = async_value(flags);
   if (!name.empty() && !places().contains(name)) options.async_name = python_name(flags.value("--async"));
   if (flags.has("--out")) options.out = python_name(flags.value("--out"));
+  if (flags.has("--check")) options.check = python_names(flags.value("--check"));
   return options;
 }
 

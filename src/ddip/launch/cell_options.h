@@ -19,8 +19,9 @@ struct CellOptions {
   bool plain = false;  // every line with its rank, nothing merged
   bool verbose = false;
   bool async = false;
-  std::string async_name;  // --async NAME: the variable that gets the cell; empty: none
-  std::string out;         // --out NAME: the variable that gets the results; empty: none
+  std::string async_name;          // --async NAME: the variable that gets the cell; empty: none
+  std::string out;                 // --out NAME: the variable that gets the results; empty: none
+  std::vector<std::string> check;  // --check NAMES: variables that should be equal on all ranks
 };
 
 // ConfigError (one line) or HelpRequested, nothing else. `remote`, `local` and `everywhere` are always the place,

@@ -81,7 +81,10 @@ TEST(CellOptions, bad_lines_are_refused_in_one_line) {
        "expected one of the two"},
       {{"local", "--ranks", "0"}, "local --ranks: a local cell runs on no worker, so --ranks" + local},
       {{"local", "--async"}, "local --async: a local cell runs on no worker, so --async" + local},
-      {{"--check", "x,y"}, "--check x,y: --check comes in a later release; expected a cell without it"},
+      {{"--check", "x,,y"}, "--check x,,y: expected names of Python variables, a,b,c"},
+      {{"--check", "x", "--async"},
+       "--async --check: the cell is not done when the line ends; expected one of the two"},
+      {{"local", "--check", "x"}, "local --check: a local cell runs on no worker, so --check" + local},
       {{"-a", "f"}, "-a f: --appcmd comes in a later release; expected a cell without it"},
   };
   for (const Case& c : cases) EXPECT_EQ(config_error([&] { parse_cell_flags(c.args); }), "%%dip " + c.message);

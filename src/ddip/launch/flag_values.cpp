@@ -134,6 +134,17 @@ std::string python_name(const FlagText& flag) {
   return flag.text;
 }
 
+std::vector<std::string> python_names(const FlagText& flag) {
+  std::vector<std::string> names;
+  for (size_t begin = 0; begin <= flag.text.size();) {
+    size_t end = std::min(flag.text.find(',', begin), flag.text.size());
+    names.push_back(flag.text.substr(begin, end - begin));
+    if (!is_python_name(names.back())) refuse(flag, "expected names of Python variables, a,b,c");
+    begin = end + 1;
+  }
+  return names;
+}
+
 bool is_variable_name(std::string_view text) {
   return !text.empty() && !is_digit(text.front()) && std::all_of(text.begin(), text.end(), is_word);
 }

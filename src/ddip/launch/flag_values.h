@@ -44,6 +44,7 @@ std::string group_name(const FlagText& flag);
 // itself knows which of them are letters.
 bool is_python_name(std::string_view text);
 std::string python_name(const FlagText& flag);
+std::vector<std::string> python_names(const FlagText& flag);  // a,b,c
 
 // [A-Za-z_][A-Za-z0-9_]*
 bool is_variable_name(std::string_view text);

@@ -1,0 +1,71 @@
+"""Things that all ranks should have alike: parameters, an optimizer's state, objects, metrics. Every function is called on
+all ranks of the group."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ddip.communicators import comm, engine
+
+
+def broadcast_parameters(module: torch.nn.Module, root: int = 0) -> None:
+    """Parameters and buffers become those of `root`."""
+    tensors = [tensor.detach() for tensor in (*module.parameters(), *module.buffers())]
+    engine().broadcast_all(comm(), tensors, root)
+
+
+def broadcast_object(value: Any = None, root: int = 0) -> Any:
+    """What `root` gave, on every rank. Ranks of one group trust each other: it travels as a pickle."""
+    ranks = comm()
+    data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8) if ranks.rank == root else None
+    size = torch.tensor([0 if data is None else data.numel()])
+    ranks.broadcast(size, root)
+    if data is None:
+        data = torch.empty(int(size), dtype=torch.uint8)
+    ranks.broadcast(data, root)
+    return value if ranks.rank == root else pickle.loads(data.numpy().tobytes())
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """What each rank gave, in the order of the ranks, on every rank."""
+    ranks = comm()
+    data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    sizes = ranks.all_gather(torch.tensor([data.numel()])).view(-1).tolist()
+    padded = torch.zeros(max(sizes), dtype=torch.uint8)
+    padded[: data.numel()] = data
+    every = ranks.all_gather(padded)
+    return [pickle.loads(every[rank, :size].numpy().tobytes()) for rank, size in enumerate(sizes)]
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root: int = 0) -> None:
+    """Momenta, steps and learning rates become those of `root`; the parameters stay this rank's own."""
+    state = broadcast_object(on_cpu(optimizer.state_dict()) if comm().rank == root else None, root)
+    optimizer.load_state_dict(state)
+
+
+def gather_metrics(values: Mapping[str, Any], op: str = "mean") -> dict[str, float]:
+    """Numbers of all ranks as one: mean, sum, min or max of each. With "weight" among them, means are weighted by it: the
+    number of samples, so that ranks with more of them count more."""
+    names = sorted(values)
+    table = torch.tensor([[float(values[name]) for name in names]], dtype=torch.float64)
+    every = comm().all_gather(table).view(-1, len(names))
+    if op == "mean" and "weight" in names:
+        weights = every[:, names.index("weight")]
+        mean = (every * weights[:, None]).sum(0) / weights.sum()
+        return {name: float(weights.sum()) if name == "weight" else float(mean[i]) for i, name in enumerate(names)}
+    reduced = {"mean": every.mean(0), "sum": every.sum(0), "min": every.amin(0), "max": every.amax(0)}[op]
+    return dict(zip(names, reduced.tolist(), strict=True))
+
+
+def on_cpu(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        return {key: on_cpu(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(on_cpu(item) for item in value)
+    return value

@@ -1,0 +1,86 @@
+"""Batch norm over the batches of all ranks, on CPU and GPU (torch's own refuses CPU tensors)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ddip import communicators
+
+
+class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """Statistics are those of all ranks' batches together: training equals training in one process on the joint batch.
+    `SyncBatchNorm.convert(model)` puts it in place of every BatchNorm."""
+
+    def forward(self, input: torch.Tensor) -> Any:
+        if input.dim() < 2:
+            raise ValueError(f"SyncBatchNorm expects (batch, channels, …), not {input.dim()} dimensions")
+        if not self.training and self.running_mean is not None:
+            return F.batch_norm(
+                input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+            )
+        # A communicator of its own: these calls come in the middle of a backward, while gradients travel on the other.
+        normed, mean, variance, count = Normalize.apply(input, self.eps, communicators.private("batch norm"))
+        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+            with torch.no_grad():
+                self.num_batches_tracked.add_(1)
+                factor = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
+                unbiased = variance * (count / (count - 1).clamp(min=1))
+                self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
+        if self.weight is None:
+            return normed
+        shape = [1, -1] + [1] * (input.dim() - 2)
+        return normed * self.weight.view(shape) + self.bias.view(shape)
+
+    @classmethod
+    def convert(cls, module: nn.Module) -> nn.Module:
+        """The module with every BatchNorm replaced; weights and statistics are the same tensors."""
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, cls):
+            made = cls(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats)
+            for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
+                setattr(made, name, getattr(module, name))
+            made.train(module.training)
+            return made
+        for name, child in module.named_children():
+            setattr(module, name, cls.convert(child))
+        return module
+
+
+class Normalize(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, eps: float, ranks: Any) -> Any:
+        flat = x.transpose(0, 1).reshape(x.size(1), -1)
+        wide = flat.float() if x.dtype in (torch.float16, torch.bfloat16) else flat
+        channels = x.size(1)
+        # Two rounds: a variance as the difference of two large sums would lose its digits.
+        sums = torch.cat([wide.sum(1), wide.new_full((1,), wide.size(1))])
+        ranks.all_reduce(sums)
+        count, mean = sums[channels], sums[:channels] / sums[channels]
+        centred = wide - mean[:, None]
+        squares = centred.square().sum(1)
+        ranks.all_reduce(squares)
+        variance = squares / count
+        scale = (variance + eps).rsqrt()
+        normed = centred * scale[:, None]
+        context.save_for_backward(normed, scale, count)
+        context.ranks = ranks
+        context.mark_non_differentiable(mean, variance, count)
+        return unflatten(normed, x).to(x.dtype), mean, variance, count
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor, *_: Any) -> Any:
+        normed, scale, count = context.saved_tensors
+        wide = gradient.transpose(0, 1).reshape(gradient.size(1), -1).to(normed.dtype)
+        sums = torch.cat([wide.sum(1), (wide * normed).sum(1)])
+        context.ranks.all_reduce(sums)
+        mean, along = sums[: len(scale)] / count, sums[len(scale) :] / count
+        result = (wide - mean[:, None] - normed * along[:, None]) * scale[:, None]
+        return unflatten(result, gradient).to(gradient.dtype), None, None
+
+
+def unflatten(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return flat.reshape(like.size(1), like.size(0), *like.shape[2:]).transpose(0, 1)
