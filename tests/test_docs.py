@@ -224,8 +224,9 @@ def test_notebook_of_the_readme_runs_and_prints_what_it_says(monkeypatch: pytest
 
 
 def test_cpp_of_the_readme_is_the_examples() -> None:
-    (source,) = blocks("README.md", "cpp")
-    assert source in text_of("examples/client.cpp")
+    client, training = blocks("README.md", "cpp")
+    assert client in text_of("examples/client.cpp")
+    assert training in text_of("examples/cpp/train.cpp")
 
 
 def test_every_test_that_the_feature_list_names_exists() -> None:
