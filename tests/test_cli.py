@@ -290,8 +290,9 @@ def test_ctrl_c_interrupts_all_ranks_and_keeps_processes_and_variables(group: Pa
 
 def test_a_second_ctrl_c_replaces_only_the_ranks_that_are_stuck(group: Path) -> None:
     before = pids()
-    with Running("exec", STUCK + "time.sleep(100)") as running:
+    with Running("exec", STUCK + "print('there', flush=True)\ntime.sleep(100)") as running:
         running.wait_for("stuck")
+        running.wait_for("there")  # rank 0 too has set its variable
         running.signal()
         running.wait_for("Ctrl-C again replaces rank 1: all variables there are lost", seconds=5)
         assert any("rank 1 goes on: <cell 1>, line 7" in line for line in running.err)

@@ -33,6 +33,7 @@ launch::FlagTable why_flags();
 launch::FlagTable interrupt_flags();
 launch::FlagTable wait_flags();
 launch::FlagTable run_flags();
+launch::FlagTable data_flags();
 launch::FlagTable doctor_flags();
 launch::FlagTable completion_flags();
 
@@ -46,6 +47,7 @@ int why(const Context& context, const Arguments& arguments);
 int interrupt(const Context& context, const Arguments& arguments);
 int wait(const Context& context, const Arguments& arguments);
 int run(const Context& context, const Arguments& arguments);
+int data(const Context& context, const Arguments& arguments);
 int doctor(const Context& context, const Arguments& arguments);
 int completion(const Context& context, const Arguments& arguments);
 

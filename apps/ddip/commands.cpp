@@ -14,6 +14,7 @@ const std::vector<Command>& commands() {
       {"interrupt", interrupt, interrupt_flags()},
       {"wait", wait, wait_flags()},
       {"run", run, run_flags()},
+      {"data", data, data_flags()},
       {"doctor", doctor, doctor_flags()},
       {"completion", completion, completion_flags()},
   };
