@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import wait_until
 
 import ddip
 
@@ -146,6 +148,24 @@ def test_stop_ends_a_blocked_operation_and_keeps_variables(start: Any) -> None:
         (40, 2.0),
         (41, 2.0),
     ]
+
+
+@pytest.mark.parametrize("how", ["dist.all_reduce(torch.ones(7))", "ddip.DataParallel(torch.nn.Linear(7, 1))"])
+def test_why_names_operation_number_and_who_has_not_come(start: Any, how: str) -> None:
+    group = start(torch=True)
+    group.run(INIT + "dist.barrier()\nddip.comm()")
+    cell = group.run(f"if rank == 0: {how}\nelse:\n    import time; time.sleep(600)", wait=False)
+    wait_until(lambda: group.why()["ranks"][0].get("communicators"), 10, "rank 0 waits")
+    (said,) = group.why()["ranks"][0]["communicators"]
+    assert re.fullmatch(r"\w+ number \d+ of \d+ \w+.*; rank 1 has not come \(its last call is .+\)", said), said
+    assert ("all_reduce number 3 of 7 float32 (sum)" in said) == ("dist" in how), said
+    shown = subprocess.run(
+        [Path(ddip.__file__).parent / "_bin" / "ddip", "why", group.name], capture_output=True, text=True, timeout=30
+    )
+    assert f"waits in {said}" in shown.stdout, shown.stdout
+    group.interrupt()
+    assert cell.wait(10)
+    assert group.why()["ranks"][0]["communicators"] == []
 
 
 def test_a_killed_rank_ends_the_wait_of_the_others_at_once(start: Any) -> None:

@@ -26,8 +26,8 @@ def register_when_torch_is_there() -> None:
     when_imported("torch.distributed", register)
 
 
-def abort_sockets(group: Any) -> list[int]:
-    """Those of this group's backends that are ours."""
+def ours(group: Any) -> list[Any]:
+    """This group's backends that are ours."""
     from torch.distributed import distributed_c10d as c10d
 
     if group is None:
@@ -35,4 +35,4 @@ def abort_sockets(group: Any) -> list[int]:
     if not isinstance(group, c10d.ProcessGroup):
         return []  # this rank is not in it
     backends = [group._get_backend(device) for device in group._device_types]
-    return sorted({found.abort_socket for found in backends if hasattr(found, "abort_socket")})
+    return [*{id(found): found for found in backends if hasattr(found, "abort_socket")}.values()]

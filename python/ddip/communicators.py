@@ -74,6 +74,7 @@ def make(backend: str, patience: datetime.timedelta) -> Any:
     made = _engine.C10dBackend(store(), rank(), world_size(), patience)
     if control() is not None:
         control().add_group(f"ddip.comm {_times}", [made.abort_socket])
+        control().add_describer(f"ddip.comm {_times}", made.describer)
     where = "the GPU's" if device().type == "cuda" else "one host's"
     reason = "asked for" if backend == "shm" else f"all ranks see {where} memory"
     return _engine.Communicator(made, "shm", reason)

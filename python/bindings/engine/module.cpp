@@ -22,6 +22,13 @@ void bind_backend(py::module_& module) {
                }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"))
       .def_property_readonly("abort_socket", &C10dBackend::abort_socket)
+      // (object, function), for the control thread of a worker
+      .def_property_readonly("describer",
+                             [](const C10dBackend& self) {
+                               Describer describer = self.describer();
+                               return py::make_tuple(reinterpret_cast<uintptr_t>(describer.object),
+                                                     reinterpret_cast<uintptr_t>(describer.describe));
+                             })
       .def("describe", &C10dBackend::describe);
 }
 

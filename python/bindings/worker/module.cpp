@@ -93,6 +93,12 @@ void bind_control(py::module_& module) {
       .def("leave_collective", [](Control& control) { control.collectives().leave(); })
       .def("add_group", [](Control& control, const std::string& group,
                            const std::vector<int>& sockets) { control.collectives().add_group(group, sockets); })
+      .def("add_describer",
+           [](Control& control, const std::string& group, std::pair<uintptr_t, uintptr_t> describer) {
+             control.collectives().add_describer(
+                 group, {reinterpret_cast<void*>(describer.first),
+                         reinterpret_cast<size_t (*)(void*, char*, size_t)>(describer.second)});
+           })
       .def("remove_group",
            [](Control& control, const std::string& group) { control.collectives().remove_group(group); })
       .def("dead_groups", [](Control& control) { return control.collectives().dead_groups(); });

@@ -155,16 +155,22 @@ def watching_sockets(function: Callable[..., Any]) -> Callable[..., Any]:
         before = set(_worker.connected_sockets(store_port()))
         with being_made("new_group"):
             group = function(*args, **kwargs)
-        _control.add_group(group_name(group), new_sockets(before, group))
+        add_group(before, group)
         return group
 
     return call
 
 
+def add_group(before: set[int], group: Any) -> None:
+    _control.add_group(group_name(group), new_sockets(before, group))
+    for found in backend.ours(group):
+        _control.add_describer(group_name(group), found.describer)
+
+
 def new_sockets(before: set[int], group: Any) -> list[int]:
     """Shutting these down ends what waits in the group."""
     new = [number for number in _worker.connected_sockets(store_port()) if number not in before]
-    return new + backend.abort_sockets(group)
+    return new + [found.abort_socket for found in backend.ours(group)]
 
 
 def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -177,7 +183,7 @@ def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
         before = set(_worker.connected_sockets(store_port()))
         with being_made("init_process_group"):
             function(*args, **kwargs)
-        _control.add_group(group_name(None), new_sockets(before, None))
+        add_group(before, None)
         global _times_made
         _times_made += 1
         _made.clear()

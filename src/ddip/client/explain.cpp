@@ -50,6 +50,9 @@ std::string describe(const json& rank) {
   } else if (rank.contains("seconds")) {
     text += fmt::format("; cell {} runs for {:.1f} s", rank.value("cell", 0), rank.value("seconds", 0.0));
   }
+  for (const json& waiting : rank.value("communicators", json::array())) {
+    if (waiting.is_string()) text += "; waits in " + waiting.get<std::string>();
+  }
   if (rank.contains("native") && !rank.at("native").empty())
     text += fmt::format("; native: {}", rank.value("native", ""));
   return text;

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cstring>
+
 #include "ddip/base/error.h"
 #include "ddip/comm/shm/share.h"
 
@@ -103,9 +105,24 @@ class C10dBackend::OurWork : public c10d::Work {
   std::atomic<int> source_ = -1;
 };
 
+struct C10dBackend::Window {
+  std::mutex mutex;
+  const C10dBackend* backend = nullptr;  // null: it is gone
+
+  static size_t look(void* object, char* out, size_t size) {
+    auto* window = static_cast<Window*>(object);
+    std::lock_guard lock(window->mutex);
+    if (!window->backend || !window->backend->collectives_->is_waiting()) return 0;
+    std::string text = window->backend->describe();
+    size_t length = std::min(size, text.size());
+    std::memcpy(out, text.data(), length);
+    return length;
+  }
+};
+
 C10dBackend::C10dBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                          std::chrono::milliseconds timeout)
-    : Backend(rank, size), options_(c10::make_intrusive<Options>(timeout)) {
+    : Backend(rank, size), options_(c10::make_intrusive<Options>(timeout)), window_(new Window) {
   C10dStore keys(store);
   segment_ = std::make_unique<comm::shm::Segment>(comm::shm::share(keys, "ddip/segment", rank, size, kArenaBytes));
   collectives_ = std::make_unique<Collectives>(*segment_, rank, timeout);
@@ -117,9 +134,17 @@ C10dBackend::C10dBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
   segment_->close_file();
   watch_ = std::make_unique<comm::shm::Watch>(*segment_, rank);
   thread_ = std::make_unique<WorkerThread>();
+  std::lock_guard lock(window_->mutex);
+  window_->backend = this;
 }
 
+Describer C10dBackend::describer() const { return {window_, &Window::look}; }
+
 C10dBackend::~C10dBackend() {
+  {
+    std::lock_guard lock(window_->mutex);
+    window_->backend = nullptr;
+  }
   shutdown();
   thread_.reset();
   mail_.reset();

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "ddip/base/describer.h"
 #include "ddip/comm/shm/watch.h"
 #include "ddip/tensors/operations.h"
 #include "ddip/tensors/worker_thread.h"
@@ -73,9 +74,12 @@ class C10dBackend : public c10d::Backend {
   std::vector<double> waited() const { return collectives_->waited(); }
   // What this rank waits for now, in words.
   std::string describe() const { return collectives_->describe(); }
+  // The same for the worker's control thread, as long as this backend lives.
+  Describer describer() const;
 
  private:
   class OurWork;
+  struct Window;  // through which others look at us
 
   // Runs `body` in its turn; `result` is what the work's future holds. `device`: of the tensors, if not the result's.
   Work start(c10d::OpType type, bool async, Tensors result, std::function<void(Operations&)> body,
@@ -90,6 +94,7 @@ class C10dBackend : public c10d::Backend {
   std::unique_ptr<comm::shm::Watch> watch_;
   std::mutex mail_mutex_;
   std::unique_ptr<comm::shm::Mail> mail_;
+  Window* const window_;  // stays when we go
   std::atomic<uint64_t> sequence_ = 0;
   std::vector<Work> coalesced_;
   bool coalescing_ = false;

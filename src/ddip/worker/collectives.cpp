@@ -50,8 +50,25 @@ void Collectives::add_group(const std::string& group, const std::vector<int>& so
 void Collectives::remove_group(const std::string& group) {
   std::lock_guard lock(mutex_);
   groups_.erase(group);
+  describers_.erase(group);
   entered_.erase(group);
   std::erase(dead_, group);
+}
+
+void Collectives::add_describer(const std::string& group, Describer describer) {
+  std::lock_guard lock(mutex_);
+  describers_[group] = describer;
+}
+
+std::vector<Collectives::Waiting> Collectives::waiting() const {
+  std::lock_guard lock(mutex_);
+  std::vector<Waiting> found;
+  for (const auto& [group, describer] : describers_) {
+    std::string text(4096, '\0');
+    text.resize(describer.describe(describer.object, text.data(), text.size()));
+    if (!text.empty()) found.push_back({group, std::move(text)});
+  }
+  return found;
 }
 
 int Collectives::abort(const std::string& group) {

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "ddip/base/describer.h"
+
 namespace ddip::worker {
 
 struct InCollective {
@@ -29,6 +31,14 @@ class Collectives {
   // are left out: closing those ends the process.
   void add_group(const std::string& group, const std::vector<int>& sockets);
   void remove_group(const std::string& group);
+  // A communicator of ours in that group, which knows more than Python: which operation, who has not come.
+  void add_describer(const std::string& group, Describer describer);
+  // What those say that wait now, and for which group.
+  struct Waiting {
+    std::string group;
+    std::string text;
+  };
+  std::vector<Waiting> waiting() const;
 
   // Shuts down the group's connections (all groups' if empty): a blocked Gloo operation then fails at once on both
   // ends. Returns the number of sockets shut down.
@@ -45,6 +55,7 @@ class Collectives {
   std::map<std::string, uint64_t> entered_;
   std::map<std::string, std::vector<Socket>> groups_;
   std::vector<std::string> dead_;
+  std::map<std::string, Describer> describers_;
 };
 
 // Connected TCP sockets of this process, except those whose local or remote port is `store_port`.

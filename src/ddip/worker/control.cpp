@@ -184,8 +184,7 @@ void Control::climb(uint64_t cell, int rung) {
       send_interrupt(cell, true);
       return next(kAbortAfter);
     case 3: {
-      auto in = collectives_.current();
-      if (!in && blocked_in_torch()) in = InCollective{"a collective inside torch", "", 0, {}};
+      auto in = blocked_in();
       if (in) {
         int closed = collectives_.abort(in->group);
         note(cell, fmt::format("interrupt: aborted {} ({} connection{} closed); that group is dead on every rank, {}",
@@ -195,6 +194,16 @@ void Control::climb(uint64_t cell, int rung) {
     }
     default: note(cell, fmt::format("interrupt: rank {} goes on ({})", options_.rank, native_frame(main_thread_)));
   }
+}
+
+// A collective that the main thread waits in: one that Python marked, one of a communicator of ours, or one inside
+// torch.
+std::optional<InCollective> Control::blocked_in() {
+  if (auto in = collectives_.current()) return in;
+  auto waiting = collectives_.waiting();
+  if (!waiting.empty()) return InCollective{waiting[0].text, waiting[0].group, 0, {}};
+  if (blocked_in_torch()) return InCollective{"a collective inside torch", "", 0, {}};
+  return std::nullopt;
 }
 
 // A collective that was not entered through torch.distributed's functions: DDP's own, in a backward pass or a
@@ -216,8 +225,7 @@ void Control::on_peer_failed(const Message& message) {
   ticks_at_signal_ = cpu_ticks(main_thread_);
   peer_timer_ = loop_.after(kPeerAbortAfter, [this, cell, peer, deadline] {
     if (!still_running(cell)) return;
-    auto in = collectives_.current();
-    if (!in && blocked_in_torch()) in = InCollective{"a collective inside torch", "", 0, {}};
+    auto in = blocked_in();
     if (in && std::chrono::steady_clock::now() - in->since > kPeerAbortAfter / 2) {
       {
         std::lock_guard lock(mutex_);
@@ -252,6 +260,8 @@ void Control::answer_why(const Message& message) {
         {"number", in->number},
         {"seconds", std::chrono::duration<double>(std::chrono::steady_clock::now() - in->since).count()}};
   }
+  body["communicators"] = json::array();
+  for (const auto& one : collectives_.waiting()) body["communicators"].push_back(one.text);
   body["dead_groups"] = collectives_.dead_groups();
   channel_->send({Type::stacks, options_.rank, 0, message.id, std::move(body), {}});
 }

@@ -93,6 +93,7 @@ class Control {
   void climb(uint64_t cell, int rung);
   void on_peer_failed(const wire::Message& message);
   void answer_why(const wire::Message& message);
+  std::optional<InCollective> blocked_in();
   bool blocked_in_torch();
   bool still_running(uint64_t cell);
   bool send_interrupt(uint64_t cell, bool signal);

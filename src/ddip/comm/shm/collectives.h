@@ -60,6 +60,7 @@ class Collectives {
   int rank() const { return rank_; }
   int world() const { return segment_.world(); }
   std::string describe() const { return meeting_.describe(); }
+  bool is_waiting() const { return meeting_.is_waiting(); }
   std::vector<double> waited() const { return meeting_.waited(); }
 
  private:

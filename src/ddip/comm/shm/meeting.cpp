@@ -70,7 +70,14 @@ void Meeting::wait_for_all() {
   for (int step = 1; step < segment_.world(); ++step) {
     int peer = (rank_ + step) % segment_.world();
     if (reached(segment_.line(peer).stage.load(std::memory_order_acquire), stage_)) continue;
-    wait_for(peer, deadline);
+    waiting_ = true;
+    try {
+      wait_for(peer, deadline);
+    } catch (...) {
+      waiting_ = false;
+      throw;
+    }
+    waiting_ = false;
     auto now = Clock::now();
     waited_ns_[static_cast<size_t>(peer)].fetch_add(std::chrono::nanoseconds(now - begun).count(),
                                                     std::memory_order_relaxed);
@@ -132,9 +139,10 @@ void Meeting::fail_for(int peer) const {
 
 std::string Meeting::describe() const {
   std::string text = shm::describe(segment_.line(rank_).newest());
+  uint32_t ours = segment_.line(rank_).stage.load();
   for (int peer = 0; peer < segment_.world(); ++peer) {
     const RankLine& line = segment_.line(peer);
-    if (!reached(line.stage.load(), stage_))
+    if (!reached(line.stage.load(), ours))
       text += fmt::format("; rank {} has not come (its last call is {})", peer, shm::describe(line.newest()));
   }
   return text;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <string>
 #include <vector>
@@ -25,8 +26,10 @@ class Meeting {
 
   void set_patience(Milliseconds patience) { patience_ = patience; }
   uint64_t sequence() const { return sequence_; }
-  // "waits in all_reduce number 7 … for rank 1, which is in barrier number 5": for `why`.
+  // "all_reduce number 7 of …; rank 1 has not come (its last call is barrier number 5)": for `why`, from any thread.
+  // Who is missing is told only while this rank waits.
   std::string describe() const;
+  bool is_waiting() const { return waiting_.load(); }
   // Seconds spent waiting for each rank so far. From any thread.
   std::vector<double> waited() const;
 
@@ -43,6 +46,7 @@ class Meeting {
   const std::chrono::nanoseconds spin_;
   uint64_t sequence_ = 0;
   uint32_t stage_ = 0;
+  std::atomic<bool> waiting_ = false;
   std::array<std::atomic<int64_t>, kMaxRanks> waited_ns_ = {};
 };
 
