@@ -124,6 +124,15 @@ def test_each_gradient_is_copied_once_at_most(two: Any) -> None:
         assert total <= fresh["sent_bytes"] < total + 4 * 6 * 64
 
 
+def test_one_half_of_a_gan_does_not_pay_for_the_other(two: Any) -> None:
+    generator, critic = 8 * (6 * 16 + 16 + 16 * 3 + 3), 8 * (3 * 16 + 16 + 16 + 1)
+    for found in values(two, "r.halves()"):
+        for step, (sent, computed) in list(enumerate(found))[2:]:
+            mine = generator if step % 2 == 1 else critic
+            assert mine <= sent < mine + 4 * 64, (step, sent, mine)
+            assert computed > 0
+
+
 def test_communication_overlaps_backward(two: Any) -> None:
     for rank, stats in enumerate(values(two, "r.overlapped()")):
         assert stats["buckets"] == 2

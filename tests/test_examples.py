@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -29,6 +30,27 @@ def test_notebooks_are_stored_without_outputs() -> None:
 def test_quickstart_is_a_valid_notebook() -> None:
     nbformat = pytest.importorskip("nbformat")
     nbformat.validate(nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4))
+
+
+@pytest.mark.timeout(240)
+def test_data_parallel_notebook_trains_a_gan_and_compresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    if (ROOT / ".setup" / "without_engine").exists():
+        pytest.skip("make setup left the data plane out")
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("torch")
+    notebook = nbformat.read(EXAMPLES / "data_parallel.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "python"))
+    nbclient.NotebookClient(notebook, timeout=200, kernel_name="python3").execute()
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    said = "".join(
+        str(output.get("text", "")) + str(output.get("data", {}).get("text/plain", "")) for output in outputs
+    )
+    assert "check: gan is the same on ranks 0-1" in said
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
+    losses = {name: float(loss) for name, loss in re.findall(r"(\S+) +last loss ([\d.]+),", said)}
+    assert list(losses) == ["none", "fp16", "int8", "topk:0.05", "powersgd:2"]
+    assert all(loss < 0.1 for loss in losses.values()), losses
 
 
 def run(*command: object) -> None:

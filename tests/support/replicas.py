@@ -447,6 +447,18 @@ def broken_off() -> float:
     return apart(single, dp)
 
 
+def halves() -> list[tuple[int, float]]:
+    """Bytes sent and seconds computed in each backward of a GAN, whose halves train in turn by methods of their own."""
+    gan = ddip.DataParallel(Gan())
+    found = []
+    for step in range(8):
+        gan.zero_grad()
+        gan_loss(gan, *batch(step, rank), rank, step).backward()
+        stats = gan.stats()
+        found.append((stats["sent_bytes"], stats["compute_seconds"]))
+    return found
+
+
 class Slow(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,8 @@ size_t whole_lines(const Gradient& gradient) {
 
 }  // namespace
 
-BucketPlan plan_buckets(std::span<const Gradient> gradients, std::span<const size_t> order, const BucketSizes& sizes) {
+BucketPlan plan_buckets(std::span<const Gradient> gradients, std::span<const size_t> order, const BucketSizes& sizes,
+                        size_t used) {
   BucketPlan plan;
   plan.bucket_of.resize(gradients.size());
   plan.begin.resize(gradients.size());
@@ -26,7 +27,18 @@ BucketPlan plan_buckets(std::span<const Gradient> gradients, std::span<const siz
     ++closed[bucket.kind];
     plan.buckets.push_back(std::move(bucket));
   };
-  for (size_t index : order) {
+  // Those that are open are complete when their last member is.
+  auto close_all = [&] {
+    std::vector<Bucket> rest;
+    for (auto& [kind, bucket] : open) rest.push_back(std::move(bucket));
+    open.clear();
+    auto last = [&](const Bucket& bucket) { return std::find(order.begin(), order.end(), bucket.members.back()); };
+    std::sort(rest.begin(), rest.end(), [&](const Bucket& a, const Bucket& b) { return last(a) < last(b); });
+    for (Bucket& bucket : rest) close(bucket);
+  };
+  for (size_t position = 0; position < order.size(); ++position) {
+    if (position == used) close_all();
+    const size_t index = order[position];
     const Gradient& gradient = gradients[index];
     size_t kind = static_cast<size_t>(gradient.kind);
     if (plan.total.size() <= kind) plan.total.resize(kind + 1);
@@ -43,12 +55,7 @@ BucketPlan plan_buckets(std::span<const Gradient> gradients, std::span<const siz
       open.erase(gradient.kind);
     }
   }
-  // Those that are left are complete when their last member is.
-  std::vector<Bucket> rest;
-  for (auto& [kind, bucket] : open) rest.push_back(std::move(bucket));
-  auto last = [&](const Bucket& bucket) { return std::find(order.begin(), order.end(), bucket.members.back()); };
-  std::sort(rest.begin(), rest.end(), [&](const Bucket& a, const Bucket& b) { return last(a) < last(b); });
-  for (Bucket& bucket : rest) close(bucket);
+  close_all();
   return plan;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -32,7 +33,9 @@ struct BucketSizes {
   size_t bytes = size_t{25} << 20;
 };
 
-// `order`: in which the gradients become ready, each once.
-BucketPlan plan_buckets(std::span<const Gradient> gradients, std::span<const size_t> order, const BucketSizes& sizes);
+// `order`: in which the gradients become ready, each once. The first `used` of them were used together, the others not:
+// no bucket holds some of both.
+BucketPlan plan_buckets(std::span<const Gradient> gradients, std::span<const size_t> order, const BucketSizes& sizes,
+                        size_t used = SIZE_MAX);
 
 }  // namespace ddip::data_parallel

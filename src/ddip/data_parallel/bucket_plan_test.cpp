@@ -34,6 +34,14 @@ TEST(BucketPlan, follows_the_order_in_which_gradients_become_ready) {
     EXPECT_EQ(plan.buckets[index].members[0], (std::vector<size_t>{2, 0, 3, 1})[index]);
 }
 
+TEST(BucketPlan, what_was_used_together_shares_no_bucket_with_what_was_not) {
+  std::vector<Gradient> gradients(6, {10, 4, 0});
+  auto plan = plan_buckets(gradients, std::vector<size_t>{3, 4, 0, 1, 2, 5}, {}, 2);
+  ASSERT_EQ(plan.buckets.size(), 2u);
+  EXPECT_EQ(plan.buckets[0].members, (std::vector<size_t>{3, 4}));
+  EXPECT_EQ(plan.buckets[1].members, (std::vector<size_t>{0, 1, 2, 5}));
+}
+
 TEST(BucketPlan, nothing_makes_no_bucket) { EXPECT_TRUE(plan_buckets({}, {}, {}).buckets.empty()); }
 
 // Whatever the sizes, kinds and order: every gradient has a place of its own inside its bucket, of its kind, on a line.
@@ -48,7 +56,8 @@ TEST(BucketPlan, places_never_overlap) {
     }
     auto order = in_order(count);
     std::shuffle(order.begin(), order.end(), random);
-    auto plan = plan_buckets(gradients, order, {.first_bytes = random() % 20000, .bytes = random() % 100000});
+    auto plan =
+        plan_buckets(gradients, order, {.first_bytes = random() % 20000, .bytes = random() % 100000}, random() % 50);
     std::vector<int> seen(count, 0);
     std::vector<std::vector<char>> taken;
     for (size_t total : plan.total) taken.emplace_back(total, 0);

@@ -63,7 +63,7 @@ Reducer::Reducer(std::shared_ptr<Communicator> ranks, std::vector<at::Tensor> pa
   // Before anything is known, the last layer is the first to be ready.
   std::vector<size_t> order(parameters_.size());
   std::iota(order.rbegin(), order.rend(), 0);
-  plan(order);
+  plan(order, order.size());
   std::vector<Used> used;
   for (const at::Tensor& parameter : parameters_) used.push_back(parameter.requires_grad() ? Used::dense : Used::no);
   expected_.assign(parameters_.size(), false);
@@ -79,8 +79,8 @@ Reducer::~Reducer() {
   }
 }
 
-void Reducer::plan(const std::vector<size_t>& order) {
-  plan_ = plan_buckets(gradients_, order, options_.buckets);
+void Reducer::plan(const std::vector<size_t>& order, size_t used) {
+  plan_ = plan_buckets(gradients_, order, options_.buckets, used);
   at::NoGradGuard no_grad;
   memory_.clear();
   flats_.clear();
@@ -148,7 +148,9 @@ void Reducer::expect(const std::vector<Used>& used) {
   }
 }
 
-void Reducer::note_forward() { forward_begun_ = Clock::now(); }
+void Reducer::note_forward() {
+  if (forward_begun_ == Clock::time_point{}) forward_begun_ = Clock::now();
+}
 
 bool Reducer::lies_in_slot(size_t index) const {
   const at::Tensor& gradient = parameters_[index].grad();
@@ -468,6 +470,7 @@ void Reducer::rebuild() {
   for (size_t index = parameters_.size(); index-- > 0;) {
     if (!ready_[index]) order.push_back(static_cast<int64_t>(index));
   }
+  order.push_back(static_cast<int64_t>(order_.size()));  // how many were used
   if (ranks_->world() > 1) {
     at::Tensor agreed = at::from_blob(order.data(), {static_cast<int64_t>(order.size())}, at::kLong);
     at::Tensor there = kinds_.empty() ? agreed : agreed.to(kinds_[0].device());
@@ -475,7 +478,9 @@ void Reducer::rebuild() {
     if (error_) drop(error_);
     if (!there.is_same(agreed)) agreed.copy_(there);
   }
-  on_thread([&] { plan({order.begin(), order.end()}); }, true);
+  size_t used = static_cast<size_t>(order.back());
+  order.pop_back();
+  on_thread([&] { plan({order.begin(), order.end()}, used); }, true);
   if (error_) drop(error_);
   std::vector<Used> same;
   for (bool one : expected_) same.push_back(one ? Used::dense : Used::no);

@@ -36,7 +36,7 @@ struct ReducerOptions {
 struct ReducerStats {
   uint64_t steps = 0;          // backwards that were synchronised
   uint64_t skipped = 0;        // of these: dropped, because a value was not finite
-  double compute_seconds = 0;  // from the beginning of forward (or the first gradient) to the end of backward
+  double compute_seconds = 0;  // from the first use of the model (or the first gradient) to the end of backward
   double exposed_seconds = 0;  // communication that backward had to wait for
   double busy_seconds = 0;     // communication in all
   std::vector<double> waited;  // for each rank to come; empty where the communicator does not know
@@ -68,6 +68,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // Between backwards. Without sync, gradients only add up.
   void set_sync(bool sync) { sync_ = sync; }
   bool sync() const { return sync_; }
+  // Something is computed with the model: the first such moment since the last backward is where computing began.
   void note_forward();
 
   // Uneven inputs: while joining, every rank says at each step what it does, and a rank without data takes part with
@@ -92,7 +93,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Reducer(std::shared_ptr<Communicator> ranks, std::vector<at::Tensor> parameters, std::vector<std::string> names,
           ReducerOptions options);
 
-  void plan(const std::vector<size_t>& order);
+  void plan(const std::vector<size_t>& order, size_t used);
   void attach(size_t index);
   void expect(const std::vector<Used>& used);
 

@@ -37,12 +37,12 @@ void Replica::sync_buffers(int root) {
 void Replica::refresh() {
   if (reducer_->joining()) return;  // ranks may be at different places
   if (current_() != ranks_ || !reducer_->fits(model_.parameters())) plan();
+  if (sync_ && at::GradMode::is_enabled() && model_.training()) reducer_->note_forward();
 }
 
 void Replica::before_forward() {
   refresh();
   if (!sync_ || !at::GradMode::is_enabled() || !model_.training()) return;
-  reducer_->note_forward();
   sync_buffers(reducer_->joining() ? reducer_->announce_forward() : 0);
 }
 
