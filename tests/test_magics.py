@@ -161,7 +161,7 @@ def test_help_is_printed_not_raised(shell: TerminalShell) -> None:
         ("%%dip --async 1x\n1", ["--async 1x"]),
         ("%%dip --async a --out b\n1", ["--async", "--out"]),
         ("%%dip -q --see 0\n1", ["-q", "--see"]),
-        ("%%dip --check x\n1", ["--check", "later"]),
+        ("%%dip --check x,,y\n1", ["--check x,,y", "names of Python variables"]),
         ("%%dip -a f\n1", ["-a", "later"]),
         ("%%dip --ranks 1-\n1", ["1-"]),
     ],

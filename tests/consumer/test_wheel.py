@@ -32,7 +32,7 @@ def run(*command: object, cwd: Path) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     # Without the data plane: compiling it a second time takes minutes, and what is tested here needs no torch.
-    return build(folder, "-Ccmake.define.DDIP_WITH_ENGINE=OFF")
+    return build(folder, "--config-settings=cmake.define.DDIP_WITH_ENGINE=OFF")
 
 
 def build(folder: Path, *settings: str) -> Path:

@@ -17,6 +17,7 @@
 #include <set>
 
 #include "ddip/base/error.h"
+#include "ddip/base/proc_file.h"
 #include "ddip/net/blocking.h"
 #include "ddip/net/local_socket.h"
 #include "ddip/testing/run_until.h"
@@ -320,8 +321,7 @@ class AgentTest : public testing::Test {
   }
   std::vector<pid_t> living() { return processes_with("DDIP_GROUP", marker_); }
   static bool alive(pid_t pid) {
-    std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-    std::string text((std::istreambuf_iterator<char>(file)), {});
+    std::string text = read_proc_file("/proc/" + std::to_string(pid) + "/stat");
     size_t name = text.rfind(')');
     return name != std::string::npos && text[name + 2] != 'Z';
   }

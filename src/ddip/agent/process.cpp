@@ -16,6 +16,7 @@
 #include <sstream>
 
 #include "ddip/base/error.h"
+#include "ddip/base/proc_file.h"
 
 namespace ddip::agent {
 namespace {
@@ -107,10 +108,7 @@ std::vector<pid_t> processes_with(const std::string& name, const std::string& va
   while (dirent* entry = ::readdir(folder)) {
     pid_t pid = std::atoi(entry->d_name);
     if (pid <= 0 || pid == ::getpid()) continue;
-    std::ifstream file(fmt::format("/proc/{}/environ", pid), std::ios::binary);
-    std::stringstream text;
-    text << file.rdbuf();
-    std::string environment = std::move(text).str();
+    std::string environment = read_proc_file(fmt::format("/proc/{}/environ", pid));
     // A zombie has no environment left, so only live processes match.
     std::string_view rest = environment;
     while (!rest.empty()) {
@@ -133,8 +131,7 @@ std::vector<pid_t> descendants_of(pid_t pid) {
   while (dirent* entry = ::readdir(folder)) {
     pid_t child = std::atoi(entry->d_name);
     if (child <= 0) continue;
-    std::ifstream file(fmt::format("/proc/{}/stat", child));
-    std::string text((std::istreambuf_iterator<char>(file)), {});
+    std::string text = read_proc_file(fmt::format("/proc/{}/stat", child));
     size_t after_name = text.rfind(')');  // the name itself may hold blanks and brackets
     char state = 0;
     pid_t parent = 0;

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <utility>
 
+#include "ddip/base/proc_file.h"
 #include "ddip/membership/describe.h"
 
 namespace ddip::coordinator {
@@ -20,8 +21,7 @@ constexpr size_t kMaxPings = 1024;  // those to a stopped worker are never answe
 
 // 'R', 'S', 'D', 'T', …: the kernel's word on a process that does not answer.
 std::string process_state(pid_t pid) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  std::string text((std::istreambuf_iterator<char>(file)), {});
+  std::string text = read_proc_file(fmt::format("/proc/{}/stat", pid));
   size_t after_name = text.rfind(')');
   char state = after_name == std::string::npos || after_name + 2 >= text.size() ? '?' : text[after_name + 2];
   switch (state) {

@@ -13,6 +13,7 @@
 #include <fstream>
 #include <sstream>
 #include <vector>
+#include "ddip/base/proc_file.h"
 
 namespace ddip::worker {
 namespace {
@@ -131,8 +132,7 @@ std::string native_frame(pid_t thread) {
 }
 
 long cpu_ticks(pid_t thread) {
-  std::ifstream file(fmt::format("/proc/self/task/{}/stat", thread));
-  std::string text((std::istreambuf_iterator<char>(file)), {});
+  std::string text = read_proc_file(fmt::format("/proc/self/task/{}/stat", thread));
   size_t after_name = text.rfind(')');
   if (after_name == std::string::npos) return -1;
   std::istringstream words(text.substr(after_name + 2));

@@ -15,6 +15,7 @@
 #include <new>
 
 #include "ddip/base/error.h"
+#include "ddip/base/proc_file.h"
 #include "ddip/net/blocking.h"
 #include "ddip/net/local_socket.h"
 #include "ddip/wire/codec.h"
@@ -47,8 +48,7 @@ using wire::Type;
 }
 
 bool alive(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string text((std::istreambuf_iterator<char>(file)), {});
+  std::string text = read_proc_file("/proc/" + std::to_string(pid) + "/stat");
   size_t name = text.rfind(')');
   return name != std::string::npos && text[name + 2] != 'Z';
 }
