@@ -66,6 +66,14 @@ LIKE_ONE_PROCESS = {
     "changed by a pre-trained encoder": "r.changed('pretrained encoder')",
     "changed by a part replaced": "r.changed('replaced part')",
     "after a backward that failed": "r.broken_off()",
+    "static graph, some never used": "r.train(r.Branches, r.always_one_branch, static_graph=True)",
+    "static graph, sparse": "r.train(r.sparse_model, r.always_sparse, optimizer=lambda m: r.torch.optim.SGD(m.parameters(), 0.1), static_graph=True)",
+    "without looking for unused, sparse": "r.train(r.sparse_model, r.always_sparse, optimizer=lambda m: r.torch.optim.SGD(m.parameters(), 0.1), find_unused=False)",
+    "sparse on one rank, dense on another": "r.train(r.sparse_model, r.sparse_here_dense_there, optimizer=lambda m: r.torch.optim.SGD(m.parameters(), 0.1))",
+    "thawed without looking for unused": "r.thawed_when_everything_is_expected()",
+    "after a join that failed": "r.join_that_failed()",
+    "two wrapped models in one loss": "r.two_models(True)",
+    "two wrapped models in turn": "r.two_models(False)",
     "over a group of torch's": "r.torch.distributed.is_initialized() or r.torch.distributed.init_process_group('gloo')\nr.train(ranks=ddip.comm('c10d'))",
 }
 
@@ -74,6 +82,25 @@ LIKE_ONE_PROCESS = {
 def test_trains_like_one_process_on_the_joint_batch(ranks: Any, name: str) -> None:
     worst = values(ranks, "import ddip\n" + LIKE_ONE_PROCESS[name])
     assert all(one < EXACT for one in worst), worst
+
+
+def test_a_model_that_is_wrapped_again_belongs_to_the_new_wrapper(ranks: Any) -> None:
+    for worst, said in values(ranks, "r.wrapped_again()"):
+        assert worst < EXACT
+        assert said == "this model was wrapped again: use the new DataParallel, not the old one"
+
+
+def test_gradients_that_were_given_up_stay_none(two: Any) -> None:
+    assert values(two, "r.given_up()") == [[True, True]] * 2
+
+
+def test_training_goes_on_as_one_after_join_with_momentum(ranks: Any) -> None:
+    for worst, differing in values(ranks, "r.joined_with_momentum()"):
+        assert worst < EXACT and differing == []
+
+
+def test_one_rank_may_evaluate_alone(two: Any) -> None:
+    assert values(two, "r.evaluated_by_one_rank()") == ["done"] * 2
 
 
 def test_mixed_precision_like_one_process(two: Any) -> None:
@@ -198,8 +225,12 @@ WRONG = {
     "ddip.DataParallel(r.mlp(), bucket_mb=0)": "bucket_mb=0 is no size",
     "ddip.DataParallel(r.mlp(), nonfinite='x')": "nonfinite='x' is unknown, skip or keep was expected",
     "ddip.comm('nvlink')": "backend='nvlink' is unknown, one of auto, shm, c10d was expected",
-    "ddip.DataParallel(r.nn.Linear(2 + r.rank, 2))": "parameter number 0 differs between the ranks: on rank 0 it is weight, Float of 2×2",
+    "ddip.DataParallel(r.nn.Linear(2 + r.rank, 2))": "parameter number 0 differs between the ranks: on rank 0 it is weight, Float of 2×2, strides 2,1",
     "ddip.DataParallel(r.mlp() if r.rank else r.nn.Linear(2, 2))": "the model has 2 parameters on rank 0 and 6 on rank 1",
+    "ddip.DataParallel(r.nn.Linear(4, 4, dtype=r.torch.complex64), compress='int8')": "parameter weight is complex, which no compression knows",
+    "dp = ddip.DataParallel(r.mlp()); dp.module = r.mlp()": "another model needs another DataParallel: wrap it",
+    "m = r.nn.Linear(4, 3); m.weight = r.nn.Parameter(m.weight.detach().t().contiguous().t()) if r.rank else m.weight; ddip.DataParallel(m)": "parameter number 0 differs between the ranks: on rank 0 it is weight, Float of 3×4, strides 4,1",
+    "m = ddip.DataParallel(r.mlp()); [p.register_post_accumulate_grad_hook(lambda p: setattr(p, 'grad', None)) for p in m.parameters()]; r.squares(m, *r.batch(0, 0), 0, 0).backward()": "the gradient of 4.bias is gone before it was averaged: an optimizer that steps inside backward trains each rank alone",
     "import copy; copy.deepcopy(ddip.DataParallel(r.mlp()))": "DataParallel belongs to its ranks: copy dp.module",
 }
 

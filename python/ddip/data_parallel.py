@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
+from ddip import replicas
 from ddip.communicators import comm, engine
 from ddip.errors import ConfigError
 
 # Ours; every other attribute is the model's.
 OWN = {"module", "training", "_dp"}
+_wrapper_of: weakref.WeakKeyDictionary[nn.Module, weakref.ref[DataParallel]] = weakref.WeakKeyDictionary()
 
 
 class DataParallel(nn.Module):
@@ -52,6 +56,12 @@ class DataParallel(nn.Module):
         if not bucket_mb > 0:
             raise ConfigError(f"bucket_mb={bucket_mb} is no size")
         self.module = module
+        # Two would average the same gradients: the new one takes over.
+        before = _wrapper_of.get(module)
+        old: Any = before() if before is not None else None
+        if old is not None:
+            old._dp.retire()
+        _wrapper_of[module] = weakref.ref(self)
         # Stays when the model is planned anew: what it keeps for the next step belongs to the parameters.
         compressor = engine().make_compressor(compress)
         self._dp = engine().Replica(
@@ -85,12 +95,21 @@ class DataParallel(nn.Module):
             self._dp.sync = before
 
     @contextlib.contextmanager
-    def join(self, divide_by_initial_world_size: bool = False) -> Iterator[None]:
+    def join(
+        self, optimizer: torch.optim.Optimizer | None = None, divide_by_initial_world_size: bool = False
+    ) -> Iterator[None]:
         """Ranks may have different numbers of batches: who is done takes part with nothing until all are. The mean is over
-        the ranks that have data. At the end all have the model of a rank that trained to the last."""
+        the ranks that have data. At the end all have the model of a rank that trained to the last, and, if it is given, the
+        state of its optimizer: one with momentum goes on differently without."""
         self._dp.begin_join(divide_by_initial_world_size)
-        yield
-        self._dp.end_join()
+        try:
+            yield
+        except BaseException:
+            self._dp.abandon_join()
+            raise
+        newest = self._dp.end_join()
+        if optimizer is not None:
+            replicas.broadcast_optimizer_state(optimizer, newest)
 
     def stats(self) -> dict[str, Any]:
         """Since the last call: steps, seconds of compute, of communication that backward waited for (exposed), of waiting
@@ -119,6 +138,8 @@ class DataParallel(nn.Module):
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "module" and "_dp" in self.__dict__:
+            raise ConfigError("another model needs another DataParallel: wrap it")
         if name in OWN or "_dp" not in self.__dict__:
             super().__setattr__(name, value)
         else:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 from ddip import communicators
 
@@ -18,10 +19,10 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, input: torch.Tensor) -> Any:
         if input.dim() < 2:
             raise ValueError(f"SyncBatchNorm expects (batch, channels, …), not {input.dim()} dimensions")
-        if not self.training and self.running_mean is not None:
-            return F.batch_norm(
-                input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
-            )
+        if not self.training:
+            # Each rank by itself: an evaluation may be one rank's own business.
+            own = self.running_mean is None
+            return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, own, 0.0, self.eps)
         # A communicator of its own: these calls come in the middle of a backward, while gradients travel on the other.
         normed, mean, variance, count = Normalize.apply(input, self.eps, communicators.private("batch norm"))
         if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
@@ -34,7 +35,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         if self.weight is None:
             return normed
         shape = [1, -1] + [1] * (input.dim() - 2)
-        return normed * self.weight.view(shape) + self.bias.view(shape)
+        return (normed * self.weight.view(shape) + self.bias.view(shape)).to(input.dtype)
 
     @classmethod
     def convert(cls, module: nn.Module) -> nn.Module:
@@ -72,6 +73,7 @@ class Normalize(torch.autograd.Function):
         return unflatten(normed, x).to(x.dtype), mean, variance, count
 
     @staticmethod
+    @once_differentiable
     def backward(context: Any, gradient: torch.Tensor, *_: Any) -> Any:
         normed, scale, count = context.saved_tensors
         wide = gradient.transpose(0, 1).reshape(gradient.size(1), -1).to(normed.dtype)

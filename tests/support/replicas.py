@@ -207,6 +207,22 @@ def sparse_model() -> nn.Module:
     return nn.ModuleDict({"words": nn.Embedding(11, 4, sparse=True), "out": nn.Linear(4, 3)}).double()
 
 
+def always_sparse(model: Any, x: Any, y: Any, of: int, step: int) -> torch.Tensor:
+    model = getattr(model, "module", model)
+    return F.mse_loss(model["out"](model["words"]((x[:, 0].abs() * 3).long() + of)), y)
+
+
+def sparse_here_dense_there(model: Any, x: Any, y: Any, of: int, step: int) -> torch.Tensor:
+    model = getattr(model, "module", model)
+    words = (x[:, 0].abs() * 3).long()
+    looked_up = model["words"](words) if of == 0 else F.embedding(words, model["words"].weight)
+    return F.mse_loss(model["out"](looked_up), y)
+
+
+def always_one_branch(model: Any, x: Any, y: Any, of: int, step: int) -> torch.Tensor:
+    return F.mse_loss(model(x, 1), y)
+
+
 def sparse_loss(model: Any, x: Any, y: Any, of: int, step: int) -> torch.Tensor:
     model = getattr(model, "module", model)
     if of == 0 and step == 1:
@@ -408,6 +424,123 @@ def uneven(by_all: bool = False) -> tuple[float, int]:
     after = train()  # the group is as good as new
     assert after < 1e-12, after
     return apart(single, dp), seen
+
+
+def two_models(together: bool) -> float:
+    """Two wrapped models: in one loss, or in turn."""
+    pairs = [pair(mlp), pair(lambda: nn.Sequential(nn.Linear(6, 30), nn.Tanh(), nn.Linear(30, 3)).to(DOUBLE))]
+    optimizers = [[sgd(model) for model in one] for one in pairs]
+    for step in range(5):
+        for side in (0, 1):
+            for of in optimizers:
+                of[side].zero_grad()
+        if together:
+            (
+                sum(F.mse_loss(pairs[0][0](x) + pairs[1][0](x), y) for x, y in (batch(step, of) for of in range(world)))
+                / world
+            ).backward()
+            x, y = batch(step, rank)
+            F.mse_loss(pairs[0][1](x) + pairs[1][1](x), y).backward()
+        else:
+            for single, dp in pairs:
+                (sum(squares(single, *batch(step, of), of, step) for of in range(world)) / world).backward()
+                squares(dp, *batch(step, rank), rank, step).backward()
+        for of in optimizers:
+            of[0].step()
+            of[1].step()
+    return max(apart(single, dp) for single, dp in pairs)
+
+
+def thawed_when_everything_is_expected() -> float:
+    single, dp = pair(mlp, find_unused=False)
+    for model in (single, dp):
+        model[0].requires_grad_(False)
+    single, dp = single, ddip.DataParallel(dp.module, find_unused=False, bucket_mb=0.001)
+    one, ours = sgd(single), sgd(dp)
+    for step in range(6):
+        if step == 3:
+            for model in (single, dp):
+                model[0].requires_grad_(True)
+        one.zero_grad()
+        ours.zero_grad()
+        (sum(squares(single, *batch(step, of), of, step) for of in range(world)) / world).backward()
+        squares(dp, *batch(step, rank), rank, step).backward()
+        one.step()
+        ours.step()
+    return apart(single, dp)
+
+
+def wrapped_again() -> tuple[float, str]:
+    """The new wrapper takes over; the old one says so."""
+    single, old = pair(mlp)
+    dp = ddip.DataParallel(old.module, bucket_mb=0.001)
+    one, ours = sgd(single), sgd(dp)
+    for step in range(4):
+        one.zero_grad()
+        ours.zero_grad()
+        (sum(squares(single, *batch(step, of), of, step) for of in range(world)) / world).backward()
+        squares(dp, *batch(step, rank), rank, step).backward()
+        assert gradients_apart(single, dp) < 1e-12
+        one.step()
+        ours.step()
+    try:
+        old(batch(0, 0)[0])
+    except ddip.ConfigError as error:
+        return apart(single, dp), str(error)
+    return 1.0, "nothing"
+
+
+def given_up() -> list[bool]:
+    """Added up without sync, then given up: who got nothing else has no gradient, not a zero one."""
+    dp = ddip.DataParallel(Branches())
+    for _ in range(3):
+        with dp.no_sync():
+            F.mse_loss(dp(batch(0, rank)[0], 0), batch(0, rank)[1]).backward()
+        dp.zero_grad()
+        F.mse_loss(dp(batch(0, rank)[0], 1), batch(0, rank)[1]).backward()
+    return [parameter.grad is None for parameter in dp.branches[0].parameters()]
+
+
+def joined_with_momentum() -> tuple[float, list[str]]:
+    """After join, with the optimizer's state made alike, training goes on as one."""
+    single, dp = pair(mlp)
+    optimizer = sgd(dp)
+    with dp.join(optimizer):
+        for step in range(1 + 2 * rank):
+            optimizer.zero_grad()
+            squares(dp, *batch(step, rank), rank, step).backward()
+            optimizer.step()
+    for step in range(3):
+        optimizer.zero_grad()
+        squares(dp, *batch(step, rank), rank, step).backward()
+        optimizer.step()
+    return train(), dp.check_replicas()
+
+
+def join_that_failed() -> float:
+    """An error on all ranks inside join: afterwards a changed model is planned anew, as ever."""
+    _, dp = pair(mlp)
+    try:
+        with dp.join():
+            squares(dp, *batch(0, rank), rank, 0).backward()
+            raise Interrupted
+    except Interrupted:
+        pass
+    assert not dp._dp.joining
+    return train()
+
+
+def evaluated_by_one_rank() -> str:
+    """Alone, without gradients, after the plan has become old: nobody is waited for."""
+    _, dp = pair(mlp)
+    dp.module[2] = mlp()[2]
+    if rank == 0:
+        with torch.no_grad():
+            dp(batch(0, 0)[0])
+        with torch.inference_mode():
+            dp(batch(0, 0)[0])
+    squares(dp, *batch(0, rank), rank, 0).backward()
+    return "done"
 
 
 class Interrupted(Exception):

@@ -16,8 +16,20 @@ using data_parallel::Compressor;
 using data_parallel::Replica;
 using Released = py::call_guard<py::gil_scoped_release>;
 
+// It waits for what it has under way, which may take a thread that needs Python's lock.
+struct Unlocked {
+  void operator()(Replica* replica) const {
+    py::gil_scoped_release release;
+    delete replica;
+  }
+};
+
 py::dict stats_of(Replica& replica) {
-  data_parallel::ReducerStats stats = replica.take_stats();
+  data_parallel::ReducerStats stats;
+  {
+    py::gil_scoped_release release;  // a backward of another thread may be under way
+    stats = replica.take_stats();
+  }
   py::dict result;
   result["steps"] = stats.steps;
   result["skipped"] = stats.skipped;
@@ -47,7 +59,7 @@ void bind_data_parallel(py::module_& module) {
           },
           py::arg("parameter"), "What is left over of this parameter's gradient for the next step");
   module.def("make_compressor", &data_parallel::make_compressor, py::arg("text"));
-  py::class_<Replica>(module, "Replica")
+  py::class_<Replica, std::unique_ptr<Replica, Unlocked>>(module, "Replica")
       .def(py::init([](Replica::Ranks ranks, std::function<std::vector<at::Tensor>()> parameters,
                        std::function<std::vector<std::string>()> names,
                        std::function<std::vector<at::Tensor>()> buffers, std::function<bool()> training,
@@ -63,8 +75,8 @@ void bind_data_parallel(py::module_& module) {
              data_parallel::Model model{std::move(parameters), std::move(names), std::move(buffers),
                                         std::move(training)};
              py::gil_scoped_release release;
-             return std::make_unique<Replica>(std::move(ranks), std::move(model), std::move(options),
-                                              broadcast_buffers);
+             return std::unique_ptr<Replica, Unlocked>(
+                 new Replica(std::move(ranks), std::move(model), std::move(options), broadcast_buffers));
            }),
            py::arg("ranks"), py::arg("parameters"), py::arg("names"), py::arg("buffers"), py::arg("training"),
            py::kw_only(), py::arg("first_bucket_bytes"), py::arg("bucket_bytes"), py::arg("find_unused"),
@@ -75,6 +87,9 @@ void bind_data_parallel(py::module_& module) {
       .def_property("sync", &Replica::sync, &Replica::set_sync)
       .def("begin_join", &Replica::begin_join, py::arg("divide_by_all"))
       .def("end_join", &Replica::end_join, Released())
+      .def("abandon_join", &Replica::abandon_join)
+      .def_property_readonly("joining", [](const Replica& self) { return self.reducer().joining(); })
+      .def("retire", &Replica::retire)
       .def("sync_buffers", &Replica::sync_buffers, py::arg("root"), Released())
       .def("differing", &Replica::differing, py::arg("buffer_names"), Released())
       .def("take_stats", &stats_of)

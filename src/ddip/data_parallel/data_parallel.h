@@ -60,7 +60,12 @@ class DataParallel {
   template <typename Body>
   void join(Body&& train, bool divide_by_all = false) {
     replica_.begin_join(divide_by_all);
-    std::forward<Body>(train)();
+    try {
+      std::forward<Body>(train)();
+    } catch (...) {
+      replica_.abandon_join();
+      throw;
+    }
     replica_.end_join();
   }
 

@@ -46,11 +46,13 @@ Reducer::Reducer(std::shared_ptr<Communicator> ranks, std::vector<at::Tensor> pa
       hooks_(parameters_.size()),
       broken_(std::make_shared<std::atomic<bool>>(false)),
       touched_(parameters_.size()),
-      thread_(std::make_unique<tensors::WorkerThread>()) {
+      thread_(ranks_->thread()) {
   for (const at::Tensor& parameter : parameters_) {
     if (!parameter.is_floating_point() && !parameter.is_complex())
       throw ConfigError(fmt::format("parameter {} is of {}, which has no gradients", names_[gradients_.size()],
                                     c10::toString(parameter.scalar_type())));
+    if (parameter.is_complex() && compressor_)
+      throw ConfigError(fmt::format("parameter {} is complex, which no compression knows", names_[gradients_.size()]));
     auto same = [&](const at::TensorOptions& kind) {
       return kind.dtype() == parameter.dtype() && kind.device() == parameter.device();
     };
@@ -73,7 +75,7 @@ Reducer::Reducer(std::shared_ptr<Communicator> ranks, std::vector<at::Tensor> pa
 }
 
 Reducer::~Reducer() {
-  thread_.reset();
+  drain();  // its tasks use us
   for (size_t index = 0; index < accumulators_.size(); ++index) {
     if (accumulators_[index]) accumulators_[index]->del_post_hook(hooks_[index]);
   }
@@ -130,9 +132,10 @@ bool Reducer::fits(const std::vector<at::Tensor>& parameters) {
         now.dtype() != kind.dtype() || now.device() != kind.device())
       return false;
     if (!now.requires_grad()) continue;
-    if (!accumulators_[index])
+    if (!accumulators_[index]) {
+      if (is_fixed()) return false;  // nobody would expect it
       attach(index);
-    else if (torch::autograd::impl::grad_accumulator(now) != accumulators_[index])
+    } else if (torch::autograd::impl::grad_accumulator(now) != accumulators_[index])
       return false;
   }
   return true;
@@ -181,6 +184,7 @@ void Reducer::move_to_slot(size_t index) {
 }
 
 void Reducer::on_gradient(size_t index) {
+  if (retired_) return;
   std::lock_guard lock(mutex_);
   if (!sync_) {
     touched_[index] = true;
@@ -188,8 +192,14 @@ void Reducer::on_gradient(size_t index) {
   }
   if (broken_->exchange(false) && active_) {
     drain();
+    if (compressor_) compressor_->rollback();
     active_ = false;
   }
+  if (!parameters_[index].grad().defined())
+    throw ConfigError(
+        fmt::format("the gradient of {} is gone before it was averaged: an optimizer that steps inside backward trains "
+                    "each rank alone",
+                    names_[index]));
   if (!active_) begin_backward();
   size_t bucket = plan_.bucket_of[index];
   if (ready_[index]) {
@@ -203,7 +213,14 @@ void Reducer::on_gradient(size_t index) {
     order_.push_back(index);
     stats_.gradient_bytes += parameters_[index].nbytes();
   }
-  if (!expected_[index]) return;  // its bucket may have left
+  if (!expected_[index]) {
+    if (is_fixed() && last_used_[index] != Used::sparse)
+      throw ConfigError(fmt::format("parameter {} got a gradient that nobody expected; {}", names_[index],
+                                    options_.static_graph
+                                        ? "static_graph=True says that every backward is like the first"
+                                        : "find_unused=True allows that"));
+    return;  // its bucket may have left
+  }
   if (is_sparse(index)) {
     at::NoGradGuard no_grad;
     views_[index].zero_();
@@ -216,13 +233,13 @@ void Reducer::on_gradient(size_t index) {
 void Reducer::begin_backward() {
   first_gradient_ = Clock::now();
   reset();
-  active_ = true;
   rescale_ = 1.0;
   if (joining_ && !taking_part_) {
     std::vector<Doing> all = announce(Doing::backward);
     auto with_data = std::count(all.begin(), all.end(), Doing::backward);
     if (!divide_by_all_) rescale_ = static_cast<double>(ranks_->world()) / static_cast<double>(with_data);
   }
+  active_ = true;
   if (taking_part_) return;
   auto token = std::make_shared<Token>(broken_);
   torch::autograd::Engine::get_default_engine().queue_callback([self = shared_from_this(), token] {
@@ -304,13 +321,13 @@ void Reducer::on_thread(std::function<void()> task, bool waiting) {
     }
   };
   if (waiting)
-    thread_->run(guarded);
+    thread_.run(guarded);
   else
-    thread_->post(std::move(guarded));
+    thread_.post(std::move(guarded));
 }
 
 void Reducer::drain() {
-  thread_->run([] {});
+  thread_.run([] {});
 }
 
 double Reducer::since_first(Clock::time_point time) const { return seconds(time - first_gradient_); }
@@ -324,7 +341,8 @@ void Reducer::finish() {
   std::string without;  // a parameter that should have got a gradient
   std::vector<Used> used(parameters_.size(), Used::no);
   for (size_t index = 0; index < parameters_.size(); ++index) {
-    if (ready_[index] || touched_[index]) used[index] = is_sparse(index) ? Used::sparse : Used::dense;
+    if (ready_[index] || (touched_[index] && parameters_[index].grad().defined()))
+      used[index] = is_sparse(index) ? Used::sparse : Used::dense;
     if (ready_[index] || !expected_[index]) continue;
     if (used[index] == Used::no && without.empty()) without = names_[index];
     // What it has from earlier backwards counts; the other ranks have it too, or add theirs.
@@ -335,17 +353,20 @@ void Reducer::finish() {
     missing_[plan_.bucket_of[index]] -= 1;
   }
   for (; next_ < travelling_.size(); ++next_) launch(travelling_[next_], expected_, next_ + 1 == travelling_.size());
-  bool fixed = !options_.find_unused || (options_.static_graph && rebuilt_);
+  const bool fixed = is_fixed();
   if (!fixed) agree_on_used(used);
   drain();
   if (error_) drop(error_);
   if (fixed) {
-    for (size_t index = 0; index < used.size(); ++index) used[index] = expected_[index] ? Used::dense : Used::no;
+    for (size_t index = 0; index < used.size(); ++index) {
+      bool sparse = last_used_[index] == Used::sparse || is_sparse(index);
+      used[index] = sparse ? Used::sparse : expected_[index] ? Used::dense : Used::no;
+    }
   } else {
     reduce_late(used);
-    reduce_sparse(used);
-    if (error_) drop(error_);
   }
+  reduce_sparse(used);
+  if (error_) drop(error_);
   install(used);
   touched_.assign(parameters_.size(), false);
   active_ = false;
@@ -369,7 +390,8 @@ void Reducer::finish() {
     for (size_t index = 0; index < used.size(); ++index) as_expected &= is_dense(index) == expected_[index];
     // Another set than expected may be the beginning of something new, or one of several in turn: until it comes twice
     // running, nothing is expected and everything waits for the end.
-    if (!as_expected) expect(used == last_used_ ? used : std::vector<Used>(used.size(), Used::no));
+    if (!as_expected)
+      expect(options_.static_graph || used == last_used_ ? used : std::vector<Used>(used.size(), Used::no));
     last_used_ = used;
   }
   if (!rebuilt_) rebuild();
@@ -438,7 +460,8 @@ void Reducer::reduce_sparse(const std::vector<Used>& used) {
     const at::Tensor& parameter = parameters_[index];
     at::Tensor& gradient = parameter.mutable_grad();
     at::Tensor sum;
-    if (!gradient.defined()) {
+    // Where it was expected to be dense, what is dense of it has gone with its bucket.
+    if (!gradient.defined() || (expected_[index] && !gradient.is_sparse())) {
       // as many sparse dimensions as an embedding's gradient has
       at::Tensor none = at::zeros({1, 0}, at::TensorOptions().dtype(at::kLong).device(parameter.device()));
       std::vector<int64_t> values = parameter.sizes().vec();
@@ -450,6 +473,7 @@ void Reducer::reduce_sparse(const std::vector<Used>& used) {
     on_thread([&] { ranks_->all_reduce(sum, Reduction::sum); }, true);
     if (error_) return;
     gradient = sum.mul(rescale_ / ranks_->world());
+    if (expected_[index] && views_[index].count_nonzero().item<int64_t>() > 0) gradient = views_[index] + gradient;
   }
 }
 
@@ -509,6 +533,8 @@ void Reducer::drop(std::exception_ptr error) {
   std::rethrow_exception(std::move(error));
 }
 
+bool Reducer::is_fixed() const { return !options_.find_unused || (options_.static_graph && rebuilt_); }
+
 void Reducer::begin_join(bool divide_by_all) {
   joining_ = true;
   divide_by_all_ = divide_by_all;
@@ -518,7 +544,7 @@ void Reducer::begin_join(bool divide_by_all) {
 std::vector<Reducer::Doing> Reducer::announce(Doing doing) {
   at::Tensor mine = at::full({1}, static_cast<int>(doing), at::kInt), all;
   if (!kinds_.empty()) mine = mine.to(kinds_[0].device());
-  thread_->run([&] { all = ranks_->all_gather(mine).cpu().view({-1}); });
+  thread_.run([&] { all = ranks_->all_gather(mine).cpu().view({-1}); });
   std::vector<Doing> result;
   Doing common = Doing::nothing;
   for (int rank = 0; rank < ranks_->world(); ++rank) {

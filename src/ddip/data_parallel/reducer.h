@@ -74,11 +74,16 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // Uneven inputs: while joining, every rank says at each step what it does, and a rank without data takes part with
   // nothing. `end_join` returns when all ranks have ended; the result is the rank whose model is the newest.
   void begin_join(bool divide_by_all);
+  // It ended with an error: no rank waits for another's data any more.
+  void abandon_join() { joining_ = false; }
   // What each rank is at; the lowest rank that still has data.
   int announce_forward();
   // `on_forward(root)`: takes part in what the others do in a forward.
   int end_join(const std::function<void(int root)>& on_forward);
   bool joining() const { return joining_; }
+
+  // Gradients are somebody else's business from now on.
+  void retire() { retired_ = true; }
 
   ReducerStats take_stats();
   size_t bucket_count() const { return plan_.buckets.size(); }
@@ -113,6 +118,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void drop_gradients();
   void spoil_gradients();
 
+  // Nothing is agreed on at the end of a backward: what is used is known.
+  bool is_fixed() const;
   bool lies_in_slot(size_t index) const;
   bool is_sparse(size_t index) const;
   void move_to_slot(size_t index);
@@ -160,6 +167,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   double rescale_ = 1.0;
   bool taking_part_ = false;
 
+  std::atomic<bool> retired_ = false;
   bool joining_ = false;
   bool divide_by_all_ = false;
   int newest_ = 0;
@@ -171,7 +179,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Clock::time_point first_gradient_{};
   ReducerStats stats_;
   std::vector<double> waited_before_;
-  std::unique_ptr<tensors::WorkerThread> thread_;  // goes first
+  tensors::WorkerThread& thread_;  // of ranks_
 };
 
 }  // namespace ddip::data_parallel

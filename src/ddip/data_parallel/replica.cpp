@@ -1,5 +1,6 @@
 #include "ddip/data_parallel/replica.h"
 
+#include "ddip/base/error.h"
 #include "ddip/data_parallel/replicas.h"
 
 namespace ddip::data_parallel {
@@ -16,7 +17,7 @@ void Replica::plan() {
   ranks_ = current_();
   std::vector<at::Tensor> parameters = model_.parameters();
   std::vector<std::string> names = model_.names();
-  require_same_shapes(*ranks_, names, parameters);
+  in_order([&] { require_same_shapes(*ranks_, names, parameters); });
   broadcast(0);
   reducer_ = Reducer::create(ranks_, std::move(parameters), std::move(names), options_);
   reducer_->set_sync(sync_);
@@ -25,19 +26,29 @@ void Replica::plan() {
 void Replica::broadcast(int root) {
   std::vector<at::Tensor> all = model_.parameters();
   for (const at::Tensor& buffer : model_.buffers()) all.push_back(buffer);
-  broadcast_all(*ranks_, all, root);
+  in_order([&] { broadcast_all(*ranks_, all, root); });
+}
+
+// Behind what backwards have under way: a forward may come in the middle of one (checkpointing computes it again).
+void Replica::in_order(const std::function<void()>& body) { ranks_->thread().run(body); }
+
+void Replica::retire() {
+  retired_ = true;
+  reducer_->retire();
 }
 
 void Replica::sync_buffers(int root) {
   if (!broadcast_buffers_) return;
   std::vector<at::Tensor> buffers = model_.buffers();
-  if (!buffers.empty()) broadcast_all(*ranks_, buffers, root);
+  if (!buffers.empty()) in_order([&] { broadcast_all(*ranks_, buffers, root); });
 }
 
 void Replica::refresh() {
-  if (reducer_->joining()) return;  // ranks may be at different places
+  // Only where all ranks come: an evaluation may be one rank's own business, and in join they are at different places.
+  if (reducer_->joining() || !at::GradMode::is_enabled() || c10::InferenceMode::is_enabled()) return;
+  if (retired_) throw ConfigError("this model was wrapped again: use the new DataParallel, not the old one");
   if (current_() != ranks_ || !reducer_->fits(model_.parameters())) plan();
-  if (sync_ && at::GradMode::is_enabled() && model_.training()) reducer_->note_forward();
+  if (sync_ && model_.training()) reducer_->note_forward();
 }
 
 void Replica::before_forward() {
@@ -51,8 +62,10 @@ void Replica::set_sync(bool sync) {
   reducer_->set_sync(sync);
 }
 
-void Replica::end_join() {
-  broadcast(reducer_->end_join([this](int root) { sync_buffers(root); }));
+int Replica::end_join() {
+  int newest = reducer_->end_join([this](int root) { sync_buffers(root); });
+  broadcast(newest);
+  return newest;
 }
 
 std::vector<std::string> Replica::differing(const std::vector<std::string>& buffer_names) {

@@ -31,7 +31,12 @@ class Replica {
 
   // Between these two, ranks may do different numbers of steps. At the end all have the newest model.
   void begin_join(bool divide_by_all) { reducer_->begin_join(divide_by_all); }
-  void end_join();
+  // The rank whose model it is.
+  int end_join();
+  void abandon_join() { reducer_->abandon_join(); }
+
+  // The model has got another wrapper, which does all this now.
+  void retire();
 
   // Names of what differs between the ranks.
   std::vector<std::string> differing(const std::vector<std::string>& buffer_names);
@@ -45,12 +50,14 @@ class Replica {
 
  private:
   void broadcast(int root);
+  void in_order(const std::function<void()>& body);
 
   const Ranks current_;
   const Model model_;
   const ReducerOptions options_;
   const bool broadcast_buffers_;
   bool sync_ = true;
+  bool retired_ = false;
   std::shared_ptr<tensors::Communicator> ranks_;
   std::shared_ptr<Reducer> reducer_;
 };

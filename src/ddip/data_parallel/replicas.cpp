@@ -51,15 +51,18 @@ void require_same_shapes(tensors::Communicator& ranks, const std::vector<std::st
   if (tensors.empty()) return;
   std::vector<int64_t> hashes;
   for (size_t index = 0; index < tensors.size(); ++index) {
-    std::string text = names[index] + " " + shape_of(tensors[index]);
+    // Strides too: gradients lie in memory as their parameters do.
+    std::string text =
+        fmt::format("{} {} {}", names[index], shape_of(tensors[index]), fmt::join(tensors[index].strides(), ","));
     hashes.push_back(static_cast<int64_t>(hash_of(text.data(), text.size())));
   }
   at::Tensor all = gathered(ranks, hashes, device);
   for (size_t index = 0; index < tensors.size(); ++index) {
     at::Tensor column = all.select(1, static_cast<int64_t>(index));
     if ((column == column[0]).all().item<bool>()) continue;
-    throw ConfigError(fmt::format("parameter number {} differs between the ranks: on rank {} it is {}, {}", index,
-                                  ranks.rank(), names[index], shape_of(tensors[index])));
+    throw ConfigError(fmt::format("parameter number {} differs between the ranks: on rank {} it is {}, {}, strides {}",
+                                  index, ranks.rank(), names[index], shape_of(tensors[index]),
+                                  fmt::join(tensors[index].strides(), ",")));
   }
 }
 

@@ -156,6 +156,12 @@ void Communicator::abort() {
   ours_->abort();
 }
 
+WorkerThread& Communicator::thread() {
+  std::lock_guard lock(mutex_);
+  if (!thread_) thread_ = std::make_unique<WorkerThread>();
+  return *thread_;
+}
+
 std::string Communicator::describe() const { return ours_ ? ours_->describe() : ""; }
 
 std::vector<double> Communicator::waited() const { return ours_ ? ours_->waited() : std::vector<double>{}; }

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "ddip/comm/element.h"
 #include "ddip/tensors/torch.h"
+#include "ddip/tensors/worker_thread.h"
 
 namespace ddip::tensors {
 
@@ -65,11 +67,17 @@ class Communicator {
 
   const c10::intrusive_ptr<c10d::Backend>& backend() const { return backend_; }
 
+  // Runs what engines do together with the other ranks beside computing. One for all of them: the ranks must make their
+  // calls in one order, also when two models are in one backward.
+  WorkerThread& thread();
+
  private:
   c10::intrusive_ptr<c10d::Backend> backend_;
   C10dBackend* ours_;  // null: it is torch's
   std::string name_;
   std::string reason_;
+  std::mutex mutex_;  // guards the next
+  std::unique_ptr<WorkerThread> thread_;
 };
 
 }  // namespace ddip::tensors

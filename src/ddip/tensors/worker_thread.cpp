@@ -29,22 +29,34 @@ void WorkerThread::run(const std::function<void()>& task) {
   std::unique_lock lock(mutex_);
   if (busy_ || !tasks_.empty()) {
     bool done = false;
+    std::exception_ptr error;
     tasks_.push_back([&] {
-      task();
+      try {
+        task();
+      } catch (...) {
+        error = std::current_exception();
+      }
       std::lock_guard inner(mutex_);
       done = true;
       changed_.notify_all();
     });
     changed_.notify_all();
     changed_.wait(lock, [&] { return done; });
+    if (error) std::rethrow_exception(error);
     return;
   }
   busy_ = true;
   lock.unlock();
-  task();
+  std::exception_ptr error;
+  try {
+    task();
+  } catch (...) {
+    error = std::current_exception();
+  }
   lock.lock();
   busy_ = false;
   if (!tasks_.empty() || stopping_) changed_.notify_all();
+  if (error) std::rethrow_exception(error);
 }
 
 void WorkerThread::loop() {

@@ -16,7 +16,8 @@ class WorkerThread {
   ~WorkerThread();
 
   void post(std::function<void()> task);
-  // On the calling thread if nothing is before it, which saves two switches; otherwise like post, and waits.
+  // On the calling thread if nothing is before it, which saves two switches; otherwise like post, and waits. What the
+  // task throws comes out here; a posted one must throw nothing.
   void run(const std::function<void()>& task);
 
  private:

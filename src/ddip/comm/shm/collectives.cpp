@@ -84,12 +84,14 @@ void Collectives::barrier() { meeting_.begin({.kind = Kind::barrier}); }
 
 void Collectives::all_reduce(void* data, size_t count, const Typed& typed) {
   require_reducible(typed);
-  // Little is sooner copied than met for twice.
-  if (count * size_of(typed.element) > std::min(kSmallBytes, piece_bytes_)) {
-    auto [slab, number] = find_symmetric(data, count * size_of(typed.element));
-    if (slab) return all_reduce_symmetric(*slab, number, data, count, typed);
-  }
   Operation operation{.count = count, .kind = Kind::all_reduce, .element = typed.element, .reduction = typed.reduction};
+  if (auto [slab, number] = find_symmetric(data, count * size_of(typed.element)); slab) {
+    operation.symmetric = true;
+    operation.place = number << 48 | static_cast<size_t>(at(data, 0) - slab->part(rank_));
+    // Little is sooner copied than met for twice; but it must be the same little everywhere.
+    if (count * size_of(typed.element) > std::min(kSmallBytes, piece_bytes_))
+      return all_reduce_symmetric(*slab, operation, data, count, typed);
+  }
   size_t unit = size_of(typed.element);
   size_t bytes = count * unit;
   if (bytes <= std::min(kSmallBytes, piece_bytes_)) {
@@ -113,15 +115,10 @@ void Collectives::all_reduce(void* data, size_t count, const Typed& typed) {
 
 // Two meetings whatever its size, and nothing is written to anybody's data before the second: who dies earlier leaves
 // everything as it was, who dies later has given its part.
-void Collectives::all_reduce_symmetric(const Slab& slab, uint64_t number, void* data, size_t count,
+void Collectives::all_reduce_symmetric(const Slab& slab, const Operation& operation, void* data, size_t count,
                                        const Typed& typed) {
   size_t offset = static_cast<size_t>(at(data, 0) - slab.part(rank_));
-  meeting_.begin({.count = count,
-                  .kind = Kind::all_reduce,
-                  .element = typed.element,
-                  .reduction = typed.reduction,
-                  .symmetric = true,
-                  .place = number << 48 | offset});
+  meeting_.begin(operation);
   size_t unit = size_of(typed.element);
   Slice mine = slice_of(rank_, world(), count);
   const void* inputs[kMaxRanks];

@@ -81,7 +81,7 @@ class Collectives {
   // For each piece of `bytes` in all: put, meet, take.
   void in_pieces(const Operation& operation, size_t bytes, size_t piece, const Step& put, const Step& take);
   void reduce_halves(const Typed& typed, size_t offset, void* out, size_t count) const;
-  void all_reduce_symmetric(const Slab& slab, uint64_t number, void* data, size_t count, const Typed& typed);
+  void all_reduce_symmetric(const Slab& slab, const Operation& operation, void* data, size_t count, const Typed& typed);
   size_t rings_begin() const { return 4 * piece_bytes_; }
   size_t share_bytes() const;  // of a piece, when it holds something different for each rank
   std::pair<std::shared_ptr<Slab>, uint64_t> find_symmetric(const void* data, size_t bytes);
