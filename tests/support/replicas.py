@@ -398,27 +398,27 @@ def buffers() -> list[Any]:
     return [same, dp.check_replicas(), all(torch.equal(a, b) for a, b in zip(dp.buffers(), before, strict=True))]
 
 
-def uneven(by_all: bool = False) -> tuple[float, int]:
+def normed_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3)).double()
+
+
+def uneven(by_all: bool = False, make: Any = normed_model, loss_of: Any = squares) -> tuple[float, int]:
     """Rank r has 2 + 3 r batches. One process: in each step the mean over those that still have one."""
     lengths = [2 + 3 * of for of in range(world)]
-
-    def make() -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3)).double()
-
     single, dp = pair(make)
     one, ours = torch.optim.SGD(single.parameters(), 0.1), torch.optim.SGD(dp.parameters(), 0.1)
     for step in range(max(lengths)):
         with_data = [of for of in range(world) if step < lengths[of]]
         one.zero_grad()
         (
-            sum(squares(single, *batch(step, of), of, step) for of in with_data) / (world if by_all else len(with_data))
+            sum(loss_of(single, *batch(step, of), of, step) for of in with_data) / (world if by_all else len(with_data))
         ).backward()
         one.step()
     seen = 0
     with dp.join(divide_by_initial_world_size=by_all):
         for step in range(lengths[rank]):
             ours.zero_grad()
-            squares(dp, *batch(step, rank), rank, step).backward()
+            loss_of(dp, *batch(step, rank), rank, step).backward()
             ours.step()
             seen += 1
     after = train()  # the group is as good as new
