@@ -1,5 +1,5 @@
-// Any bytes as the beginning of a .npy file: a header or a ConfigError, nothing else. What is accepted is written and read
-// as itself. Odd inputs get a sound beginning first, so that the dictionary is reached.
+// Any bytes as the beginning of a .npy file: a header or a ConfigError, nothing else. What is accepted is written and
+// read as itself. Odd inputs get a sound beginning first, so that the dictionary is reached.
 #include <cstdint>
 #include <string>
 
