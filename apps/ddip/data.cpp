@@ -17,7 +17,7 @@ using launch::Takes;
 launch::FlagTable data_flags() {
   return {"ddip data",
           "make synthetic detector events (synth), or draw one (view)",
-          "synth --out DIR --events N | view DIR --index I --out FILE.png",
+          "synth --out DIR --events N | view DIR --out FILE.png [--index I]",
           {{"both", {{"--out", "", Takes::Value, "PATH", "the folder to write (synth), the picture (view)"}}},
            {"synth",
             {{"--events", "", Takes::Value, "N", "how many"},

@@ -130,6 +130,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<Doing> announce(Doing doing);
   void take_part_in_backward(int with_data);
   double since_first(Clock::time_point time) const;
+  static double seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
   const std::shared_ptr<Communicator> ranks_;
   const std::vector<at::Tensor> parameters_;
