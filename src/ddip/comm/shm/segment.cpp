@@ -10,6 +10,7 @@
 
 #include "ddip/base/error.h"
 #include "ddip/base/futex.h"
+#include "ddip/comm/shm/shared_file.h"
 
 namespace ddip::comm::shm {
 namespace {
@@ -19,14 +20,6 @@ constexpr size_t kPage = 4096;
 constexpr size_t kHeaderBytes = (sizeof(Header) + kPage - 1) / kPage * kPage;
 
 size_t total_bytes(int world, size_t arena_bytes) { return kHeaderBytes + static_cast<size_t>(world) * arena_bytes; }
-
-void* map(const Fd& file, size_t bytes) {
-  // Not reserved: arenas are large and mostly untouched.
-  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file.get(), 0);
-  if (memory == MAP_FAILED) throw_errno("map shared memory");
-  ::madvise(memory, bytes, MADV_DONTDUMP);  // a core file need not hold gigabytes of it
-  return memory;
-}
 
 }  // namespace
 
@@ -86,7 +79,7 @@ Segment Segment::create(int world, size_t arena_bytes) {
   if (!file) throw_errno("memfd for a communicator");
   size_t bytes = total_bytes(world, arena_bytes);
   if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) throw_errno("size of shared memory");
-  void* memory = map(file, bytes);
+  void* memory = map_shared(file, bytes);
   Header* header = new (memory) Header{};
   header->world = static_cast<uint32_t>(world);
   header->arena_bytes = arena_bytes;
@@ -100,7 +93,7 @@ Segment Segment::open(Fd file, int world) {
   size_t bytes = static_cast<size_t>(about.st_size);
   if (bytes < kHeaderBytes) throw ProtocolError("what rank 0 offers is no shared memory of ours");
   Segment segment(std::move(file), nullptr, bytes);
-  segment.memory_ = map(segment.file_, bytes);
+  segment.memory_ = map_shared(segment.file_, bytes);
   const Header& header = segment.header();
   if (header.magic != kMagic || header.world != static_cast<uint32_t>(world) ||
       bytes != total_bytes(world, header.arena_bytes))

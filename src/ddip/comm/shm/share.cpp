@@ -1,6 +1,5 @@
 #include "ddip/comm/shm/share.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/random.h>
 #include <unistd.h>
@@ -10,6 +9,7 @@
 #include <cstring>
 
 #include "ddip/base/error.h"
+#include "ddip/comm/shm/shared_file.h"
 
 namespace ddip::comm::shm {
 namespace {
@@ -37,7 +37,7 @@ Segment share(Store& store, const std::string& key, int rank, int world, size_t 
   unsigned long nonce = 0;
   if (std::sscanf(offer.c_str(), "%d %d %lu", &pid, &number, &nonce) != 3)
     throw ProtocolError("shared memory: rank 0 offers nothing that can be read");
-  Fd file(::open(fmt::format("/proc/{}/fd/{}", pid, number).c_str(), O_RDWR | O_CLOEXEC));
+  Fd file = open_file_of(pid, number);
   if (!file)
     throw ConfigError(fmt::format("rank {} cannot open the shared memory of rank 0 (pid {}): {}; are they on one host?",
                                   rank, pid, std::strerror(errno)));

@@ -1,7 +1,5 @@
 #include "ddip/comm/shm/slab.h"
 
-#include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,6 +8,7 @@
 #include <utility>
 
 #include "ddip/base/error.h"
+#include "ddip/comm/shm/shared_file.h"
 
 namespace ddip::comm::shm {
 namespace {
@@ -17,13 +16,6 @@ namespace {
 constexpr size_t kPage = 4096;
 
 size_t whole_pages(size_t bytes) { return (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage; }
-
-std::byte* map(const Fd& file, size_t bytes) {
-  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file.get(), 0);
-  if (memory == MAP_FAILED) throw_errno("map shared tensors");
-  ::madvise(memory, bytes, MADV_DONTDUMP);  // a core file need not hold gigabytes of it
-  return static_cast<std::byte*>(memory);
-}
 
 }  // namespace
 
@@ -39,19 +31,19 @@ Slab Slab::create(int world, size_t bytes) {
   if (!file) throw_errno("memfd for shared tensors");
   Slab slab(std::move(file), world, bytes);
   if (::ftruncate(slab.file_.get(), static_cast<off_t>(slab.total_)) != 0) throw_errno("size of shared tensors");
-  slab.memory_ = map(slab.file_, slab.total_);
+  slab.memory_ = map_shared(slab.file_, slab.total_);
   return slab;
 }
 
 Slab Slab::open(const Offer& offer, int world, size_t bytes) {
-  Fd file(::open(fmt::format("/proc/{}/fd/{}", offer.pid, offer.file).c_str(), O_RDWR | O_CLOEXEC));
+  Fd file = open_file_of(offer.pid, offer.file);
   if (!file) throw_errno("open shared tensors of another rank");
   Slab slab(std::move(file), world, bytes);
   struct stat about{};
   if (::fstat(slab.file_.get(), &about) != 0) throw_errno("shared tensors of another rank");
   if (static_cast<size_t>(about.st_size) != slab.total_)
     throw ProtocolError("what another rank offers are no shared tensors of this size");
-  slab.memory_ = map(slab.file_, slab.total_);
+  slab.memory_ = map_shared(slab.file_, slab.total_);
   return slab;
 }
 
