@@ -114,6 +114,7 @@ std::map<int, std::vector<std::string>> Difference::bars() const {
   std::map<int, std::vector<std::string>> bars;
   for (size_t seat = 0; seat < ranks_.size(); ++seat) {
     for (const Terminal& terminal : said_[seat].terminals) {
+      if (terminal.drew_bar() && is_behind_another_bar(seat)) continue;
       for (auto& line : terminal.live()) bars[ranks_[seat]].push_back(std::move(line));
     }
   }
@@ -126,16 +127,20 @@ std::optional<size_t> Difference::seat_of(int rank) const {
   return static_cast<size_t>(found - ranks_.begin());
 }
 
-// A bar is not, if a lower rank draws one. Asked when the line is shown, not when it is said: a higher rank may be
-// done with its bar before a lower one begins.
-bool Difference::is_shown(const std::vector<size_t>& seats, const Words& words) const {
-  if (!words.bar || options_.bars == Bars::every) return true;
-  for (size_t lower = 0; lower < seats[0]; ++lower) {
+// A lower rank draws bars too, or did: one that is done with its bar does not hand the place to a slower rank.
+bool Difference::is_behind_another_bar(size_t seat) const {
+  if (options_.bars == Bars::every) return false;
+  for (size_t lower = 0; lower < seat; ++lower) {
     for (const Terminal& terminal : said_[lower].terminals) {
-      if (terminal.drew_bar()) return false;
+      if (terminal.drew_bar()) return true;
     }
   }
-  return true;
+  return false;
+}
+
+// Asked when the line is shown, not when it is said: a higher rank may be done with its bar before a lower one begins.
+bool Difference::is_shown(const std::vector<size_t>& seats, const Words& words) const {
+  return !words.bar || !is_behind_another_bar(seats[0]);
 }
 
 void Difference::say_settled(size_t seat, Stream stream) {

@@ -108,13 +108,15 @@ class Difference {
   // Form::append. What is new, adjacent text of one stream in one piece.
   std::vector<Text> take_text(Time now);
 
-  // Live lines by rank, standard output first. A front end shows those of the first rank only.
+  // Live lines by rank, standard output first, without bars of ranks above one that draws bars (Bars::lowest). A front
+  // end shows those of the first rank only.
   std::map<int, std::vector<std::string>> bars() const;
 
  private:
   struct Rank;  // what one rank wrote, as far as it has not settled
 
   std::optional<size_t> seat_of(int rank) const;
+  bool is_behind_another_bar(size_t seat) const;
   bool is_shown(const std::vector<size_t>& seats, const Words& words) const;
   void say_settled(size_t seat, Stream stream);
   void say_finished_bars(size_t seat, Stream stream);

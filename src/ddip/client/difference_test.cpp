@@ -162,7 +162,7 @@ TEST(Difference, bars_are_state_and_only_the_lowest_rank_leaves_its_last_frame) 
   for (int rank : {0, 1}) d.write(rank, Stream::err, "\r 0%\r50% by " + std::to_string(rank), at(0ms));
   d.advance(at(1000ms));
   EXPECT_TRUE(d.blocks().empty());
-  EXPECT_EQ(d.bars(), (std::map<int, std::vector<std::string>>{{0, {"50% by 0"}}, {1, {"50% by 1"}}}));
+  EXPECT_EQ(d.bars(), (std::map<int, std::vector<std::string>>{{0, {"50% by 0"}}}));
   for (int rank : {0, 1}) d.write(rank, Stream::err, "\r99% by " + std::to_string(rank) + "\nend\n", at(1000ms));
   EXPECT_EQ(d.blocks(), (Blocks{{{0}, Stream::err, "99% by 0\n", 0}, {{0, 1}, Stream::err, "end\n", 0}}));
 }
@@ -174,6 +174,16 @@ TEST(Difference, bars_of_higher_ranks_are_left_out_also_where_they_end_first) {
   d.write(0, Stream::err, "\r 0%\r99% by 0\n", at(100ms));
   d.close(0, at(100ms));
   EXPECT_EQ(d.blocks(), (Blocks{{{0}, Stream::err, "99% by 0\n", 0}}));
+}
+
+TEST(Difference, a_slower_rank_does_not_take_the_place_of_a_bar_that_is_done) {
+  Difference d({0, 1});
+  for (int rank : {0, 1}) d.write(rank, Stream::err, "\r 0%\r50%", at(0ms));
+  d.write(0, Stream::err, "\r99%\n", at(0ms));
+  d.close(0, at(0ms));
+  EXPECT_TRUE(d.bars().empty());
+  d.write(1, Stream::out, "your name? ", at(0ms));  // a line without its end is not a bar
+  EXPECT_EQ(d.bars(), (std::map<int, std::vector<std::string>>{{1, {"your name? "}}}));
 }
 
 TEST(Difference, equal_text_on_another_stream_is_another_line) {
