@@ -23,8 +23,9 @@ ARROWS: dict[str, set[str]] = {
     "tensors": {"comm"},
     "data_parallel": {"tensors"},
     "pipeline": {"tensors"},
-    "checkpoint": {"tensors"},
+    "checkpoint": {"base"},
     "data": {"base"},
+    "parquet_events": {"data"},
     "models": {"data_parallel", "data", "checkpoint"},
     "worker": {"wire", "data_parallel", "pipeline", "checkpoint"},
     "study": {"pipeline", "data_parallel", "models"},
@@ -32,7 +33,7 @@ ARROWS: dict[str, set[str]] = {
 # These join the planes and may include anything. A test may include testing/ besides what its folder may.
 FREE = {"testing"}
 # comm works on plain memory: tensors are the layer above it (docs/decisions/0005).
-WITHOUT_TORCH = {"base", "net", "wire", "membership", "launch", "coordinator", "agent", "client", "comm"}
+WITHOUT_TORCH = {"base", "net", "wire", "membership", "launch", "coordinator", "agent", "client", "comm", "data", "parquet_events", "checkpoint"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")

@@ -1,4 +1,5 @@
-"""ddip data: synthetic events written and drawn; files that NumPy wrote are read, files that we write are read by NumPy."""
+"""ddip data: synthetic events written, drawn and converted; files that NumPy and pyarrow wrote are read, files that we
+write are read by them."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def test_bad_files_are_refused_with_one_line_and_change_nothing(tmp_path: Path) 
         "pickle": np.array([{"a": 1}], dtype=object),
         "big-endian": good.astype(">f4"),
         "Fortran": np.asfortranarray(np.ones((4, 4), np.float32)),
-        "float32 (N, 1, H, W)": good.astype(np.float64),
+        "it holds <f8 (2, 1, 70, 70); expected float32": good.astype(np.float64),
     }
     for words, array in bad.items():
         np.save(tmp_path / "images.npy", array, allow_pickle=True)
@@ -72,18 +73,23 @@ def test_bad_files_are_refused_with_one_line_and_change_nothing(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "ddip data: expected synth or view; ddip data -h lists the flags"),
-        (["snth"], "ddip data snth: expected synth|view; did you mean synth?"),
+        ([], "ddip data: expected synth, view or convert; ddip data -h lists the flags"),
+        (["snth"], "ddip data snth: expected synth|view|convert; did you mean synth?"),
         (["synth", "--events", "3"], "ddip data synth: expected --out; ddip data -h lists the flags"),
         (
             ["synth", "--out", "x", "--events", "0"],
             "ddip data --events 0: expected a number of events from 1 to 100000000",
         ),
-        (["synth", "--out", "/proc/x", "--events", "1"], "ddip data synth --out /proc/x: No such file or directory"),
-        (["view", "nowhere", "--out", "x.png"], "ddip data: nowhere/images.npy: No such file or directory"),
+        (["synth", "--out", "/proc/x", "--events", "1"], "ddip data: /proc/x: No such file or directory"),
+        (["view", "nowhere", "--out", "x.png"], "ddip data: nowhere: there is no such folder or file"),
         (["view", "a", "b", "--out", "x.png"], "ddip data view: one word too many: b"),
         (["view", "a", "--out", "x.png", "--seed", "1"], "ddip data view --seed: this flag does not belong to view"),
-        (["convert", "a", "b"], "ddip data convert: comes in a later release, with Parquet"),
+        (["convert", "a", "b"], "ddip data: a: there is no such folder or file"),
+        (["convert", "a"], "ddip data convert: expected where the events are and the folder to write"),
+        (
+            ["synth", "--out", "x", "--events", "1", "--format", "csv"],
+            "ddip data --format csv: expected npy|parquet",
+        ),
     ],
 )
 def test_wrong_requests_get_one_line(
@@ -93,3 +99,143 @@ def test_wrong_requests_get_one_line(
     done = run(*words)
     assert (done.returncode, done.stderr.strip()) == (2, said)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_parquet_and_npy_hold_the_same_and_pyarrow_reads_ours(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for name, form in (("n", "npy"), ("p", "parquet")):
+        assert run("synth", "--out", tmp_path / name, "--events", 11, "--size", 80, "--format", form).returncode == 0
+    images, labels = np.load(tmp_path / "n" / "images.npy"), np.load(tmp_path / "n" / "labels.npy")
+    table = parquet.read_table(tmp_path / "p" / "events.parquet")
+    assert table.column_names == ["image", "label"] and table.num_rows == 11
+    for row in range(11):
+        assert (np.array(table["image"][row].as_py(), np.float32) == images[row].ravel()).all()
+        assert (np.array(table["label"][row].as_py(), np.uint8) == labels[row].ravel()).all()
+    for source, target in (("n", "p2"), ("p", "n2")):
+        done = run("convert", tmp_path / source, tmp_path / target)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "p2" / "events.parquet").read_bytes() == (tmp_path / "p" / "events.parquet").read_bytes()
+    for name in ("images.npy", "labels.npy"):
+        assert (tmp_path / "n2" / name).read_bytes() == (tmp_path / "n" / name).read_bytes()
+    again = run("convert", tmp_path / "n", tmp_path / "p")
+    assert again.returncode == 2 and "it is there already" in again.stderr
+
+
+def table_of(images: list[object], labels: list[object], **columns: object) -> object:
+    pa = pytest.importorskip("pyarrow")
+    return pa.table({"image": pa.array(images, pa.list_(pa.float32())), "label": pa.array(labels, pa.list_(pa.uint8())), **columns})  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["list", "large_list", "fixed_size_list"])
+def test_a_file_that_pyarrow_wrote_is_read(tmp_path: Path, form: str) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    random = np.random.default_rng(0)
+    images, labels = random.random((7, 2 * 36), np.float32), random.integers(0, 3, (7, 36), np.uint8)
+    make = {
+        "list": lambda item, _: pa.list_(item),
+        "large_list": lambda item, _: pa.large_list(item),
+        "fixed_size_list": lambda item, size: pa.list_(item, size),
+    }[form]
+    table = pa.table({
+        "label": pa.array(labels.tolist(), make(pa.uint8(), 36)),
+        "run": pa.array(range(7)),
+        "image": pa.array(images.tolist(), make(pa.float32(), 72)),
+    })  # fmt: skip
+    parquet.write_table(table, tmp_path / "x.parquet", row_group_size=3, compression="snappy")
+    done = run("convert", tmp_path / "x.parquet", tmp_path / "n")
+    assert done.returncode == 0, done.stderr
+    assert (np.load(tmp_path / "n" / "images.npy") == images.reshape(7, 2, 6, 6)).all()
+    assert (np.load(tmp_path / "n" / "labels.npy") == labels.reshape(7, 6, 6)).all()
+
+
+def test_bad_parquet_files_are_refused_with_one_line(tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    image, label = [1.0] * 16, [1] * 16
+    good = table_of([image] * 4, [label] * 4)
+    shaped = good.replace_schema_metadata({"ddip.shape": "1,2,8"})  # type: ignore[attr-defined]
+    bad = {
+        "no column \"label\"": good.drop_columns(["label"]),  # type: ignore[attr-defined]
+        "no column \"image\"": good.drop_columns(["image"]),  # type: ignore[attr-defined]
+        "expected lists of float32": pa.table({"image": pa.array([image], pa.list_(pa.float64())), "label": [label]}),
+        "holds no lists; expected lists of uint8": good.set_column(1, "label", pa.array([1, 2, 3, 4], pa.int32())),  # type: ignore[attr-defined]
+        "an empty place": table_of([image, [*image[:15], None]], [label] * 2),
+        "different lengths": table_of([image, image[:15], image], [label] * 3),
+        "different lengths; expected 16 numbers in each": table_of([image, image[:15], [1.0] * 17], [label] * 3),
+        "no square image": table_of([[1.0] * 15] * 2, [[1] * 15] * 2),
+        "a label 256": pa.table({"image": pa.array([image], pa.list_(pa.float32())), "label": pa.array([[256] * 16], pa.list_(pa.int32()))}),
+        "its row group 0 is empty": good.slice(0, 0),  # type: ignore[attr-defined]
+        "its ddip.shape says \"1,0,16\"": good.replace_schema_metadata({"ddip.shape": "1,0,16"}),  # type: ignore[attr-defined]
+        "its ddip.shape says \"1,4\"": good.replace_schema_metadata({"ddip.shape": "1,4"}),  # type: ignore[attr-defined]
+    }  # fmt: skip
+    path = tmp_path / "x.parquet"
+
+    def refused(words: str) -> None:
+        done = run("convert", path, tmp_path / "n")
+        assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1, (words, done.stderr)
+        assert not (tmp_path / "n" / "images.npy").exists()
+        if (tmp_path / "n").exists():
+            (tmp_path / "n").rmdir()  # and nothing else is in it
+
+    for words, table in bad.items():
+        parquet.write_table(table, path)
+        refused(words)
+    parquet.write_table(shaped, path)
+    done = run("convert", path, tmp_path / "shaped")
+    assert done.returncode == 0 and np.load(tmp_path / "shaped" / "images.npy").shape == (4, 1, 2, 8)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    refused("it is no Parquet file")
+    path.write_bytes(b"PAR1" + b"\xff" * 60 + b"PAR1")
+    refused("it is no Parquet file")
+    path.write_bytes(b"")
+    refused("it is no Parquet file")
+    # A damaged page is found when it is read.
+    damaged = bytearray(whole)
+    damaged[10:60] = bytes(b ^ 0x5A for b in damaged[10:60])
+    path.write_bytes(bytes(damaged))
+    refused("is damaged")
+
+
+def test_the_loader_gives_the_same_batches_from_both_formats_and_its_ledger_is_exact(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    torch = pytest.importorskip("torch")
+    data = pytest.importorskip("ddip.data")
+    for name, form in (("n", "npy"), ("p", "parquet")):
+        assert run("synth", "--out", tmp_path / name, "--events", 23, "--size", 64, "--format", form).returncode == 0
+    images, labels = np.load(tmp_path / "n" / "images.npy"), np.load(tmp_path / "n" / "labels.npy")
+    order = []
+    for epoch in range(2):
+        ledger = data.Ledger()
+        for rank in range(2):
+            loaders = [data.Loader(tmp_path / name, 4, rank=rank, world=2, seed=3, threads=3) for name in ("n", "p")]
+            for loader in loaders:
+                loader.set_epoch(epoch)
+            sampler = data.Sampler(23, 4, rank=rank, world=2, seed=3)
+            sampler.set_epoch(epoch)
+            for (a, one), (b, two), which in zip(*loaders, sampler, strict=True):
+                assert torch.equal(a, b) and torch.equal(one, two) and a.dtype == torch.float32
+                assert (a.numpy() == images[which]).all() and (one.numpy() == labels[which]).all()
+                order.append(which)
+            assert str(loaders[0].ledger) == str(loaders[1].ledger)
+            ledger.merge(loaders[0].ledger)
+        assert str(ledger) == "0-22" and len(ledger) == 23
+    assert order[: len(order) // 2] != order[len(order) // 2 :]
+    # What is done does not come again.
+    loader = data.Loader(tmp_path / "n", 4, rank=0, world=1, seed=3)
+    loader.set_epoch(0, data.Ledger("0-19"))
+    assert sum(len(a) for a, _ in loader) == 3 and str(loader.ledger) == "20-22"
+
+
+def test_a_loader_for_nothing_or_for_bad_events_says_so(tmp_path: Path) -> None:
+    data = pytest.importorskip("ddip.data")
+    with pytest.raises(ddip.ConfigError, match="there is no such folder or file"):
+        data.Loader(tmp_path / "nowhere", rank=0, world=1)
+    np.save(tmp_path / "images.npy", np.zeros((3, 1, 8, 8), np.float32))
+    labels = np.zeros((3, 8, 8), np.uint8)
+    labels[1, 2, 2] = 7
+    np.save(tmp_path / "labels.npy", labels)
+    with pytest.raises(ddip.ConfigError, match="batch"):
+        data.Loader(tmp_path, 0, rank=0, world=1)
+    loader = data.Loader(tmp_path, 1, rank=0, world=1, shuffle=False)
+    with pytest.raises(ddip.ConfigError, match="event 1: it has a pixel of class 7; expected 0 to 2"):
+        list(loader)

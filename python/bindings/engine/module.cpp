@@ -40,6 +40,7 @@ PYBIND11_MODULE(_engine, module) {
   register_errors();
   bind_backend(module);
   bind_communicator(module);
+  bind_data(module);
   bind_data_parallel(module);
 }
 

@@ -1,12 +1,6 @@
 #include "ddip/data/npy_file.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
 
 #include "ddip/base/check.h"
 #include "ddip/base/error.h"
@@ -18,41 +12,13 @@ namespace {
   throw ConfigError(fmt::format("{}: {}", path.string(), why));
 }
 
-// As many as there are, up to `bytes`.
-size_t read_at(const Fd& file, const std::filesystem::path& path, void* out, size_t bytes, uint64_t offset) {
-  size_t done = 0;
-  while (done < bytes) {
-    ssize_t count =
-        ::pread(file.get(), static_cast<char*>(out) + done, bytes - done, static_cast<off_t>(offset + done));
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) refuse(path, std::strerror(errno));
-    if (count == 0) break;
-    done += static_cast<size_t>(count);
-  }
-  return done;
-}
-
-void write_all(const Fd& file, const std::filesystem::path& path, const void* data, size_t bytes, uint64_t offset) {
-  size_t done = 0;
-  while (done < bytes) {
-    ssize_t count =
-        ::pwrite(file.get(), static_cast<const char*>(data) + done, bytes - done, static_cast<off_t>(offset + done));
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) refuse(path, std::strerror(errno));
-    done += static_cast<size_t>(count);
-  }
-}
-
 constexpr size_t kRoomForHeader = 256;
 
 }  // namespace
 
-NpyFile::NpyFile(std::filesystem::path path)
-    : path_(std::move(path)), file_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC)) {
-  if (!file_) refuse(path_, std::strerror(errno));
-  struct stat about{};
-  if (::fstat(file_.get(), &about) != 0) refuse(path_, std::strerror(errno));
-  if (!S_ISREG(about.st_mode)) refuse(path_, "it is no regular file");
+NpyFile::NpyFile(std::filesystem::path path) : path_(std::move(path)) {
+  OpenFile opened = open_regular(path_);
+  file_ = std::move(opened.file);
   try {
     std::string start(12, '\0');
     start.resize(read_at(file_, path_, start.data(), start.size(), 0));
@@ -64,7 +30,7 @@ NpyFile::NpyFile(std::filesystem::path path)
     header_ = parse_npy_header(start);
     if (header_.shape.empty()) throw ConfigError("it holds one number, not rows");
     if (header_.rows() == 0) throw ConfigError("it has no rows");
-    uint64_t whole = header_.header_bytes + header_.data_bytes(), there = static_cast<uint64_t>(about.st_size);
+    uint64_t whole = header_.header_bytes + header_.data_bytes(), there = opened.bytes;
     if (there != whole)
       throw ConfigError(fmt::format("it is {} bytes long, its header says {}: it is {}", there, whole,
                                     there < whole ? "cut off" : "followed by something else"));
@@ -84,28 +50,21 @@ void NpyFile::read(uint64_t begin, uint64_t count, void* out) const {
                               begin + got / std::max<size_t>(row_bytes(), 1), begin + count - 1));
 }
 
-NpyWriter::NpyWriter(std::filesystem::path path, NpyType type, std::vector<uint64_t> row_shape)
-    : path_(std::move(path)), unfinished_(path_), type_(type), shape_{0}, row_bytes_(type.bytes) {
+NpyWriter::NpyWriter(std::filesystem::path path, NpyType type, const std::vector<uint64_t>& row_shape)
+    : path_(std::move(path)), type_(type), shape_{0}, row_bytes_(type.bytes), file_(path_) {
   for (uint64_t size : row_shape) {
     shape_.push_back(size);
     row_bytes_ *= size;
   }
   if (row_bytes_ == 0) refuse(path_, "rows without a number cannot be written");
-  unfinished_ += fmt::format(".{}.part", ::getpid());
-  file_ = Fd(::open(unfinished_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (!file_) refuse(unfinished_, std::strerror(errno));
   header_bytes_ = format_npy_header(type_, shape_).size();
   // The number of rows becomes longer: the header that close() writes must have the same size.
   header_bytes_ = std::max(header_bytes_, kRoomForHeader);
 }
 
-NpyWriter::~NpyWriter() {
-  if (file_) ::unlink(unfinished_.c_str());
-}
-
 void NpyWriter::write(std::span<const std::byte> rows) {
   DDIP_CHECK(rows.size() % row_bytes_ == 0, "whole rows");
-  write_all(file_, unfinished_, rows.data(), rows.size(), header_bytes_ + shape_[0] * row_bytes_);
+  file_.write(rows, header_bytes_ + shape_[0] * row_bytes_);
   shape_[0] += rows.size() / row_bytes_;
 }
 
@@ -118,10 +77,8 @@ void NpyWriter::close() {
   size_t length = header_bytes_ - 10;
   header[8] = static_cast<char>(length & 0xff);
   header[9] = static_cast<char>(length >> 8);
-  write_all(file_, unfinished_, header.data(), header.size(), 0);
-  if (::fsync(file_.get()) != 0) refuse(unfinished_, std::strerror(errno));
-  if (::rename(unfinished_.c_str(), path_.c_str()) != 0) refuse(path_, std::strerror(errno));
-  file_.reset();
+  file_.write(std::as_bytes(std::span(header)), 0);
+  file_.publish();
 }
 
 }  // namespace ddip::data

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <span>
 
-#include "ddip/base/fd.h"
+#include "ddip/base/file.h"
 #include "ddip/data/npy_header.h"
 
 namespace ddip::data {
@@ -28,27 +28,22 @@ class NpyFile {
   NpyHeader header_;
 };
 
-// The file appears under its name when close() has written all of it; before, or if close() is never called, there is
-// nothing of that name or the old one.
+// The file appears under its name when close() has written all of it (base/file.h).
 class NpyWriter {
  public:
   // `row_shape`: of one row. Throws ConfigError.
-  NpyWriter(std::filesystem::path path, NpyType type, std::vector<uint64_t> row_shape);
-  ~NpyWriter();
-  NpyWriter(const NpyWriter&) = delete;
-  NpyWriter& operator=(const NpyWriter&) = delete;
+  NpyWriter(std::filesystem::path path, NpyType type, const std::vector<uint64_t>& row_shape);
 
   void write(std::span<const std::byte> rows);  // whole rows
   void close();
 
  private:
   std::filesystem::path path_;
-  std::filesystem::path unfinished_;
   NpyType type_;
   std::vector<uint64_t> shape_;
   size_t row_bytes_;
-  size_t header_bytes_;
-  Fd file_;
+  size_t header_bytes_ = 0;
+  NewFile file_;
 };
 
 }  // namespace ddip::data

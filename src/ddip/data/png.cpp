@@ -1,13 +1,8 @@
 #include "ddip/data/png.h"
 
-#include <fmt/format.h>
-
 #include <array>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 
-#include "ddip/base/error.h"
+#include "ddip/base/file.h"
 
 namespace ddip::data {
 namespace {
@@ -85,10 +80,10 @@ std::string encode_png(const Picture& picture) {
 }
 
 void write_png(const std::filesystem::path& path, const Picture& picture) {
-  std::ofstream file(path, std::ios::binary);
-  file << encode_png(picture);
-  file.flush();
-  if (!file) throw ConfigError(fmt::format("{}: {}", path.string(), std::strerror(errno)));
+  const std::string bytes = encode_png(picture);
+  NewFile file(path);
+  file.write(std::as_bytes(std::span(bytes)), 0);
+  file.publish();
 }
 
 }  // namespace ddip::data

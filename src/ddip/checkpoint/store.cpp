@@ -1,0 +1,160 @@
+#include "ddip/checkpoint/store.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "ddip/base/error.h"
+#include "ddip/base/file.h"
+#include "ddip/checkpoint/strict_json.h"
+
+namespace ddip::checkpoint {
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+namespace {
+
+constexpr size_t kKept = 2;
+constexpr const char* kBest = "best.json";
+constexpr uint64_t kLongestManifest = 16 << 20;
+constexpr int kDeepest = 32;
+
+std::string stem(uint64_t step) { return fmt::format("step-{:010}", step); }
+
+// A step may be saved again, and until the new manifest is there the old one needs its files.
+std::string unused_name(const fs::path& folder, uint64_t step, const std::string& part) {
+  std::string name = fmt::format("{}.{}.safetensors", stem(step), part);
+  for (int again = 2; fs::exists(folder / name); ++again)
+    name = fmt::format("{}.{}.{}.safetensors", stem(step), part, again);
+  return name;
+}
+
+void write_manifest(const fs::path& path, const std::string& text) {
+  NewFile file(path);
+  file.write(std::as_bytes(std::span(text)), 0);
+  file.publish();
+}
+
+[[noreturn]] void refuse(const fs::path& path, const std::string& why) {
+  throw ConfigError(fmt::format("{}: {}", path.string(), why));
+}
+
+}  // namespace
+
+void Store::save(const Snapshot& snapshot) {
+  std::error_code error;
+  fs::create_directories(folder_, error);
+  if (error) throw ConfigError(fmt::format("{}: {}", folder_.string(), error.message()));
+  json manifest = {{"format", 1}, {"step", snapshot.step}, {"about", json::parse(snapshot.about)}};
+  for (const Part& part : snapshot.parts) {
+    const std::string name = unused_name(folder_, snapshot.step, part.name);
+    const WrittenFile written = write_safetensors(folder_ / name, part.tensors, {{"format", "pt"}});
+    manifest["files"][part.name] = {{"name", name}, {"bytes", written.bytes}, {"sha256", written.sha256}};
+  }
+  const std::string text = manifest.dump(2) + "\n";
+  write_manifest(folder_ / (stem(snapshot.step) + ".json"), text);
+  if (snapshot.best) write_manifest(folder_ / kBest, text);
+  prune(snapshot.step);
+}
+
+Manifest Store::read(const fs::path& path) const {
+  const OpenFile opened = open_regular(path);
+  if (opened.bytes > kLongestManifest) refuse(path, "it is too long for a checkpoint's manifest");
+  std::string text(opened.bytes, '\0');
+  text.resize(read_at(opened.file, path, text.data(), text.size(), 0));
+  try {
+    const json parsed = parse_strict_json(text, kDeepest);
+    if (parsed.at("format") != 1)
+      refuse(path, fmt::format("it has format {}; this ddip reads format 1", parsed.at("format").dump()));
+    Manifest manifest{.step = parsed.at("step").get<uint64_t>(), .about = parsed.at("about").dump(), .files = {}};
+    for (const auto& [part, about] : parsed.at("files").items()) {
+      const std::string name = about.at("name");
+      if (name.empty() || fs::path(name).filename() != name) refuse(path, "it names a file in another folder");
+      manifest.files[part] = {name, {about.at("bytes").get<uint64_t>(), about.at("sha256").get<std::string>()}};
+    }
+    return manifest;
+  } catch (const json::exception&) {
+    refuse(path, "it is damaged: no manifest of a checkpoint");
+  } catch (const NotJson& error) {
+    refuse(path, fmt::format("it is damaged: {}", error.what()));
+  }
+}
+
+std::vector<uint64_t> Store::steps() const {
+  std::vector<uint64_t> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder_, error)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with("step-") || !name.ends_with(".json")) continue;
+    uint64_t step = 0;
+    const char *begin = name.data() + 5, *end = name.data() + name.size() - 5;
+    const auto [stop, wrong] = std::from_chars(begin, end, step);
+    if (wrong == std::errc{} && stop == end) found.push_back(step);
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+std::optional<Manifest> Store::last() const {
+  const std::vector<uint64_t> all = steps();
+  if (all.empty()) return std::nullopt;
+  return read(folder_ / (stem(all.back()) + ".json"));
+}
+
+std::optional<Manifest> Store::best() const {
+  std::error_code error;
+  if (!fs::exists(folder_ / kBest, error)) return std::nullopt;
+  return read(folder_ / kBest);
+}
+
+SafetensorsFile Store::open(const Manifest& manifest, const std::string& part) const {
+  const auto found = manifest.files.find(part);
+  if (found == manifest.files.end())
+    refuse(folder_, fmt::format("the checkpoint of step {} has no part {:?}", manifest.step, part));
+  const fs::path path = folder_ / found->second.name;
+  const std::vector<uint64_t> all = steps();
+  const auto older = std::lower_bound(all.begin(), all.end(), manifest.step);
+  const std::string instead =
+      older == all.begin() ? ""
+                           : fmt::format("; remove {}.json to go on from step {}", stem(manifest.step), *(older - 1));
+  try {
+    SafetensorsFile file(path);
+    const WrittenFile there = file.fingerprint();
+    if (there.bytes != found->second.written.bytes || there.sha256 != found->second.written.sha256)
+      refuse(path, "it is not what was written: its hash differs");
+    return file;
+  } catch (const ConfigError& error) {
+    throw ConfigError(error.what() + instead);
+  }
+}
+
+// Only behind the new manifest's rename: until then an older checkpoint is the one that counts.
+void Store::prune(uint64_t newest) const {
+  std::vector<uint64_t> all = steps();
+  std::erase_if(all, [&](uint64_t step) { return step > newest; });  // of a run that went further: not ours to remove
+  const size_t gone = all.size() > kKept ? all.size() - kKept : 0;
+  std::error_code error;
+  for (size_t index = 0; index < gone; ++index) fs::remove(folder_ / (stem(all[index]) + ".json"), error);
+  std::set<std::string> needed;
+  try {
+    std::vector<Manifest> kept;
+    for (uint64_t step : steps()) kept.push_back(read(folder_ / (stem(step) + ".json")));
+    if (auto best_one = best()) kept.push_back(*best_one);
+    for (const Manifest& manifest : kept) {
+      for (const auto& [part, file] : manifest.files) needed.insert(file.name);
+    }
+  } catch (const ConfigError&) {
+    return;  // what a damaged manifest needs is not known: nothing is removed
+  }
+  // Also what a crash left: unfinished files, tensors whose manifest never came.
+  for (const auto& entry : fs::directory_iterator(folder_, error)) {
+    const std::string name = entry.path().filename().string();
+    const bool ours = name.ends_with(".part") || (name.starts_with("step-") && name.ends_with(".safetensors"));
+    if (ours && !needed.contains(name)) fs::remove(entry.path(), error);
+  }
+}
+
+}  // namespace ddip::checkpoint

@@ -1,0 +1,60 @@
+// A folder of checkpoints. Each is some .safetensors files and a manifest, step-N.json, that names them with their
+// hashes; the manifest comes last, so a checkpoint that can be seen is whole. Two are kept at least, and the best one.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+
+#include "ddip/checkpoint/safetensors_file.h"
+
+namespace ddip::checkpoint {
+
+struct Manifest {
+  uint64_t step = 0;
+  std::string about;  // JSON: what the trainer keeps beside its tensors
+  struct File {
+    std::string name;
+    WrittenFile written;
+  };
+  std::map<std::string, File> files;  // by part: "model", "optimizer"
+};
+
+class Store {
+ public:
+  // The folder need not exist: the first save makes it.
+  explicit Store(std::filesystem::path folder) : folder_(std::move(folder)) {}
+
+  struct Part {
+    std::string name;
+    std::vector<NamedBytes> tensors;
+  };
+  struct Snapshot {
+    uint64_t step = 0;
+    std::string about;  // JSON
+    std::vector<Part> parts;
+    bool best = false;
+  };
+
+  // When it returns, it is on the disk. If it throws, what was there before still is.
+  void save(const Snapshot& snapshot);
+
+  // Nothing if there is none. Throw ConfigError for a manifest that is damaged.
+  std::optional<Manifest> last() const;
+  std::optional<Manifest> best() const;
+
+  // Its size and hash are compared with the manifest's first. Throws ConfigError, naming the older checkpoint if one is
+  // there.
+  SafetensorsFile open(const Manifest& manifest, const std::string& part) const;
+
+  const std::filesystem::path& folder() const { return folder_; }
+
+ private:
+  Manifest read(const std::filesystem::path& path) const;
+  std::vector<uint64_t> steps() const;  // ascending
+  void prune(uint64_t newest) const;
+
+  std::filesystem::path folder_;
+};
+
+}  // namespace ddip::checkpoint
