@@ -34,6 +34,7 @@ launch::FlagTable interrupt_flags();
 launch::FlagTable wait_flags();
 launch::FlagTable run_flags();
 launch::FlagTable data_flags();
+launch::FlagTable unet_flags();
 launch::FlagTable doctor_flags();
 launch::FlagTable completion_flags();
 
@@ -48,6 +49,7 @@ int interrupt(const Context& context, const Arguments& arguments);
 int wait(const Context& context, const Arguments& arguments);
 int run(const Context& context, const Arguments& arguments);
 int data(const Context& context, const Arguments& arguments);
+int unet(const Context& context, const Arguments& arguments);
 int doctor(const Context& context, const Arguments& arguments);
 int completion(const Context& context, const Arguments& arguments);
 

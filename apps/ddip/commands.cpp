@@ -15,6 +15,7 @@ const std::vector<Command>& commands() {
       {"wait", wait, wait_flags()},
       {"run", run, run_flags()},
       {"data", data, data_flags()},
+      {"unet", unet, unet_flags()},
       {"doctor", doctor, doctor_flags()},
       {"completion", completion, completion_flags()},
   };

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "ddip/base/check.h"
 #include "ddip/base/error.h"
 #include "ddip/data/npy_events.h"
 #include "ddip/data/parquet_library.h"
@@ -12,6 +13,22 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kParquetName = "events.parquet";
+
+class Range : public EventSet {
+ public:
+  Range(std::shared_ptr<const EventSet> events, uint64_t begin, uint64_t count)
+      : events_(std::move(events)), begin_(begin), shape_(events_->shape()) {
+    DDIP_CHECK(begin <= shape_.events && count <= shape_.events - begin, "events that are there");
+    shape_.events = count;
+  }
+  const EventShape& shape() const override { return shape_; }
+  void read(uint64_t event, float* image, uint8_t* labels) const override { events_->read(begin_ + event, image, labels); }
+
+ private:
+  std::shared_ptr<const EventSet> events_;
+  uint64_t begin_;
+  EventShape shape_;
+};
 
 fs::path parquet_file(const fs::path& path) { return fs::is_directory(path) ? path / kParquetName : path; }
 
@@ -39,6 +56,10 @@ EventFormat format_of_events(const fs::path& path) {
 std::unique_ptr<EventSet> open_events(const fs::path& path) {
   if (format_of_events(path) == EventFormat::npy) return std::make_unique<NpyEvents>(path);
   return parquet_library().open(parquet_file(path));
+}
+
+std::shared_ptr<const EventSet> range_of(std::shared_ptr<const EventSet> events, uint64_t begin, uint64_t count) {
+  return std::make_shared<Range>(std::move(events), begin, count);
 }
 
 std::unique_ptr<EventWriter> create_events(const fs::path& folder, EventFormat format, const EventShape& shape) {

@@ -44,6 +44,9 @@ EventFormat format_of_events(const std::filesystem::path& path);
 // Everything is checked that can be without reading all of it. Throws ConfigError, one line.
 std::unique_ptr<EventSet> open_events(const std::filesystem::path& path);
 
+// `count` events from `begin` on, numbered from 0. REQUIRES: they are there.
+std::shared_ptr<const EventSet> range_of(std::shared_ptr<const EventSet> events, uint64_t begin, uint64_t count);
+
 // Makes the folder. `shape.events` does not matter. Throws ConfigError.
 std::unique_ptr<EventWriter> create_events(const std::filesystem::path& folder, EventFormat format,
                                            const EventShape& shape);

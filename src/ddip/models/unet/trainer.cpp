@@ -1,0 +1,274 @@
+#include "ddip/models/unet/trainer.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "ddip/base/error.h"
+#include "ddip/data_parallel/replicas.h"
+#include "ddip/models/event_tensors.h"
+#include "ddip/models/unet/baselines.h"
+#include "ddip/models/unet/device.h"
+#include "ddip/models/unet/held_out.h"
+#include "ddip/models/unet/learning_rate.h"
+#include "ddip/models/unet/loss.h"
+
+namespace ddip::models::unet {
+namespace {
+
+using nlohmann::json;
+
+data::LoaderOptions loader_options(const Settings& settings, const Context& context, bool shuffle) {
+  data::LoaderOptions options;
+  options.sampling = {.rank = context.rank(),
+                      .world = context.world_size(),
+                      .batch = static_cast<uint64_t>(settings.batch),
+                      .seed = settings.seed,
+                      .shuffle = shuffle};
+  options.threads = static_cast<int>(settings.readers);
+  options.classes = 3;
+  return options;
+}
+
+// Of the rank that has most; the others have as many, or one fewer.
+uint64_t steps_of(uint64_t samples, uint64_t world, uint64_t batch) {
+  const uint64_t mine = (samples + world - 1) / world;
+  return (mine + batch - 1) / batch;
+}
+
+}  // namespace
+
+Trainer::Trainer(Context& context, RunFolder folder, Options options)
+    : context_(context),
+      folder_(std::move(folder)),
+      settings_(folder_.settings()),
+      options_(std::move(options)),
+      device_(device_of(settings_.device, options_.local_rank)) {
+  std::shared_ptr<const data::EventSet> events = data::open_events(settings_.data);
+  const uint64_t all = events->shape().events, held = events_held_out(all, settings_.hold_out);
+  if (held >= all)
+    throw ConfigError(fmt::format("{}: {} events are too few to train on some and test on others",
+                                  settings_.data.string(), all));
+  train_events_ = data::range_of(events, 0, all - held);
+  held_out_ = data::range_of(events, all - held, held);
+  train_loader_ = std::make_unique<data::Loader>(train_events_, loader_options(settings_, context_, true));
+  held_out_loader_ = std::make_unique<data::Loader>(held_out_, loader_options(settings_, context_, false));
+
+  const auto channels = static_cast<int64_t>(events->shape().channels);
+  auto network = std::make_shared<Network>(NetworkOptions{channels, kClasses, settings_.width, settings_.depth},
+                                           settings_.seed);
+  network->to(device_);
+  for (at::Tensor& parameter : network->parameters()) {
+    if (parameter.dim() == 4) parameter.set_data(parameter.contiguous(at::MemoryFormat::ChannelsLast));
+  }
+  adam_ = std::make_unique<Adam>(network->parameters());
+  DataParallel<std::shared_ptr<Network>>::Options how;
+  how.compress = settings_.compress;
+  how.find_unused = false;
+  model_ = std::make_unique<DataParallel<std::shared_ptr<Network>>>(context_, network, how);
+  if (options_.resume) resume();
+
+  const uint64_t samples = static_cast<uint64_t>(settings_.epochs) * train_events_->shape().events;
+  const uint64_t before = epoch_ * train_events_->shape().events + done_.count();
+  const auto form = context_.rank() != 0 ? Progress::Form::silent : options_.bar ? Progress::Form::bar : Progress::Form::lines;
+  progress_ = std::make_unique<Progress>(form, before, samples);
+  int64_t weights = 0;
+  for (const at::Tensor& parameter : network->parameters()) weights += parameter.numel();
+  progress_->say(fmt::format("{} events to train on, {} held out; U-Net of {:.1f} M parameters; {} rank{} on {}, batch {} each",
+                             train_events_->shape().events, held, static_cast<double>(weights) / 1e6,
+                             context_.world_size(), context_.world_size() == 1 ? "" : "s", device_.str(), settings_.batch));
+  if (!options_.resume && context_.rank() == 0)
+    Baselines::learn(train_events_, kClasses, settings_.seed).save(folder_.baselines());
+}
+
+NamedTensors Trainer::model_tensors() const {
+  NamedTensors tensors;
+  for (const auto& entry : model_->module()->named_parameters()) tensors.emplace_back(entry.key(), entry.value());
+  for (const auto& entry : model_->module()->named_buffers()) tensors.emplace_back(entry.key(), entry.value());
+  return tensors;
+}
+
+NamedTensors Trainer::optimizer_tensors() const {
+  NamedTensors tensors;
+  for (const Adam::Named& entry : adam_->state(model_->module()->named_parameters().keys()))
+    tensors.emplace_back(entry.name, entry.tensor);
+  return tensors;
+}
+
+void Trainer::resume() {
+  const auto manifest = folder_.store().last();
+  if (!manifest) return;  // interrupted before the first checkpoint: from the beginning
+  // Both are checked before either is loaded.
+  const checkpoint::SafetensorsFile model = folder_.store().open(*manifest, "model");
+  const checkpoint::SafetensorsFile optimizer = folder_.store().open(*manifest, "optimizer");
+  try {
+    const json about = json::parse(manifest->about);
+    epoch_ = about.at("epoch").get<uint64_t>();
+    step_ = about.at("step").get<uint64_t>();
+    done_ = data::Ledger::parse(about.at("done").get<std::string>());
+    best_ = about.at("best").get<double>();
+    best_epoch_ = about.at("best_epoch").get<uint64_t>();
+  } catch (const json::exception&) {
+    throw ConfigError(fmt::format("{}: its last checkpoint is of another program", folder_.path().string()));
+  }
+  load_tensors(model, model_tensors());
+  load_tensors(optimizer, optimizer_tensors());
+}
+
+Trainer::Ending Trainer::run() {
+  while (epoch_ < static_cast<uint64_t>(settings_.epochs)) {
+    const auto began = std::chrono::steady_clock::now();
+    const Epoch trained = train_epoch();
+    if (anybody(trained.ended_early)) {
+      save(-1);
+      progress_->say(fmt::format("interrupted in epoch {}; a checkpoint was saved, --resume goes on", epoch_ + 1));
+      return Ending::asked;
+    }
+    const Evaluation evaluation = validate();
+    ++epoch_;
+    done_ = {};
+    save(evaluation.scores.nonzero_accuracy());
+    report(trained, evaluation, std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
+    if (settings_.patience > 0 && epoch_ - 1 - best_epoch_ >= static_cast<uint64_t>(settings_.patience)) {
+      progress_->say(fmt::format("no better than epoch {} for {} epochs: stopped", best_epoch_ + 1, settings_.patience));
+      return Ending::early_stop;
+    }
+  }
+  return Ending::done;
+}
+
+Trainer::Epoch Trainer::train_epoch() {
+  const uint64_t per_epoch = train_events_->shape().events, world = static_cast<uint64_t>(context_.world_size());
+  const uint64_t steps = static_cast<uint64_t>(settings_.epochs) *
+                         steps_of(per_epoch, world, static_cast<uint64_t>(settings_.batch));
+  train_loader_->begin_epoch(epoch_, done_);
+  const uint64_t mine_at_first = train_loader_->remaining();
+  data::Ledger mine;
+  Epoch epoch;
+  at::Tensor loss_sum = at::zeros({}, at::TensorOptions(device_));
+  int64_t batches = 0;
+  model_->module()->train();
+  model_->join([&] {
+    while (!(epoch.ended_early = options_.should_end && options_.should_end())) {
+      auto batch = next_tensors(*train_loader_);
+      if (!batch) break;
+      const at::Tensor labels = batch->labels.to(device_);
+      adam_->zero_gradients();
+      at::Tensor logits, loss;
+      {
+        const Precision computed_in(settings_.precision, device_);
+        logits = model_->forward(prepared(batch->images, device_));
+        loss = segmentation_loss(logits, labels);
+      }
+      loss.backward();
+      adam_->step(learning_rate(settings_.lr, step_, steps));
+      ++step_;
+      ++batches;
+      loss_sum += loss.detach();
+      mine.add(batch->samples);
+      progress_->add_samples(batch->samples.size() * world);
+      if (progress_->wants_update()) {
+        Scores scores(kClasses);
+        scores.add(logits.argmax(1), labels, batch->images.select(1, 0).to(device_) > 0);
+        progress_->show({.epoch = static_cast<int64_t>(epoch_) + 1,
+                         .epochs = settings_.epochs,
+                         .share = 1 - static_cast<double>(train_loader_->remaining()) / static_cast<double>(mine_at_first),
+                         .loss = loss.item<double>(),
+                         .nonzero_accuracy = scores.nonzero_accuracy()});
+      }
+    }
+  });
+  adopt_newest_optimizer();
+  at::Tensor sums = at::tensor({loss_sum.item<double>(), static_cast<double>(batches)}, at::kDouble);
+  context_.communicator()->all_reduce(sums);
+  epoch.loss = sums[0].item<double>() / std::max(1.0, sums[1].item<double>());
+  if (!std::isfinite(epoch.loss))
+    throw std::runtime_error(fmt::format("the loss of epoch {} is not a finite number; try a smaller --lr", epoch_ + 1));
+  done_.add(of_all_ranks(mine));
+  return epoch;
+}
+
+// A rank that had a batch less than others was given the newest weights at the end of join, but made no step for them.
+void Trainer::adopt_newest_optimizer() {
+  const at::Tensor steps = context_.communicator()->all_gather(at::full({1}, static_cast<int64_t>(step_), at::kLong));
+  const auto newest = steps.max().item<int64_t>();
+  if (steps.min().item<int64_t>() == newest) return;
+  const int root = static_cast<int>(steps.flatten().argmax().item<int64_t>());
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, tensor] : optimizer_tensors()) tensors.push_back(tensor);
+  data_parallel::broadcast_all(*context_.communicator(), tensors, root);
+  step_ = static_cast<uint64_t>(newest);
+}
+
+Evaluation Trainer::validate() {
+  Evaluation evaluation = evaluate(*model_->module(), *held_out_loader_, device_, settings_.precision);
+  context_.communicator()->all_reduce(evaluation.scores.counts());
+  at::Tensor sums = at::tensor({evaluation.loss_sum, static_cast<double>(evaluation.samples)}, at::kDouble);
+  context_.communicator()->all_reduce(sums);
+  evaluation.loss_sum = sums[0].item<double>();
+  evaluation.samples = static_cast<int64_t>(sums[1].item<double>());
+  return evaluation;
+}
+
+bool Trainer::anybody(bool mine) {
+  at::Tensor flag = at::full({1}, mine ? 1 : 0, at::kLong);
+  context_.communicator()->all_reduce(flag, comm::Reduction::max);
+  return flag.item<int64_t>() != 0;
+}
+
+data::Ledger Trainer::of_all_ranks(const data::Ledger& mine) {
+  const std::string text = mine.text();
+  at::Tensor length = at::full({1}, static_cast<int64_t>(text.size()), at::kLong);
+  context_.communicator()->all_reduce(length, comm::Reduction::max);
+  at::Tensor padded = at::full({length.item<int64_t>() + 1}, 0, at::kByte);
+  std::copy(text.begin(), text.end(), padded.data_ptr<uint8_t>());
+  const at::Tensor all = context_.communicator()->all_gather(padded);
+  data::Ledger ledger;
+  for (int64_t rank = 0; rank < all.size(0); ++rank)
+    ledger.add(data::Ledger::parse(reinterpret_cast<const char*>(all[rank].contiguous().data_ptr<uint8_t>())));
+  return ledger;
+}
+
+// `accuracy` below 0: in the middle of an epoch, which is never the best.
+void Trainer::save(double accuracy) {
+  const bool best = accuracy > best_;
+  if (best) {
+    best_ = accuracy;
+    best_epoch_ = epoch_ - 1;
+  }
+  if (context_.rank() != 0) return;
+  const json about = {{"epoch", epoch_},           {"step", step_},
+                      {"done", done_.text()},      {"best", best_},
+                      {"best_epoch", best_epoch_}, {"nonzero_accuracy", accuracy},
+                      {"settings", json::parse(settings_.json())}};
+  const TensorBytes model(model_tensors()), optimizer(optimizer_tensors());
+  try {
+    folder_.store().save({step_, about.dump(), {{"model", model.named()}, {"optimizer", optimizer.named()}}, best});
+  } catch (const std::exception& error) {
+    // The run is worth more than this checkpoint, and the older ones are still there.
+    progress_->say(fmt::format("the checkpoint of step {} could not be saved: {}; training goes on", step_, error.what()));
+  }
+}
+
+void Trainer::report(const Epoch& trained, const Evaluation& evaluation, double seconds) {
+  if (context_.rank() != 0) return;
+  const Scores& scores = evaluation.scores;
+  progress_->say(fmt::format(
+      "epoch {}/{}: loss {:.4f}, held out {:.4f}, non-zero accuracy {:.4f}, IoU shower {:.3f} track {:.3f}, {:.1f} samples/s{}",
+      epoch_, settings_.epochs, trained.loss, evaluation.loss(), scores.nonzero_accuracy(), scores.iou(1), scores.iou(2),
+      progress_->samples_per_second(), best_epoch_ + 1 == epoch_ ? "  (best)" : ""));
+  const json line = {{"epoch", epoch_},
+                     {"step", step_},
+                     {"loss", trained.loss},
+                     {"held_out_loss", evaluation.loss()},
+                     {"pixel_accuracy", scores.pixel_accuracy()},
+                     {"nonzero_accuracy", scores.nonzero_accuracy()},
+                     {"iou", {scores.iou(0), scores.iou(1), scores.iou(2)}},
+                     {"samples_per_second", progress_->samples_per_second()},
+                     {"seconds", seconds},
+                     {"ranks", context_.world_size()}};
+  folder_.log(line.dump());
+}
+
+}  // namespace ddip::models::unet
