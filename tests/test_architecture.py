@@ -33,7 +33,20 @@ ARROWS: dict[str, set[str]] = {
 # These join the planes and may include anything. A test may include testing/ besides what its folder may.
 FREE = {"testing"}
 # comm works on plain memory: tensors are the layer above it (docs/decisions/0005).
-WITHOUT_TORCH = {"base", "net", "wire", "membership", "launch", "coordinator", "agent", "client", "comm", "data", "parquet_events", "checkpoint"}
+WITHOUT_TORCH = {
+    "base",
+    "net",
+    "wire",
+    "membership",
+    "launch",
+    "coordinator",
+    "agent",
+    "client",
+    "comm",
+    "data",
+    "parquet_events",
+    "checkpoint",
+}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")

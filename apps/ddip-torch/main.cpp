@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 
 #include "ddip/base/error.h"
@@ -47,6 +48,7 @@ int guarded(const Arguments& arguments) {
 }  // namespace ddip::torch_app
 
 int main(int argc, char** argv) {
+  ::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error to report, not a reason to die
   const int code = ddip::torch_app::guarded({argv + 1, argv + argc});
   return std::fflush(stdout) == 0 ? code : std::max(code, 1);
 }

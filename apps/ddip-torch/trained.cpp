@@ -24,7 +24,8 @@ Trained load_trained(const launch::Flags& flags) {
     if (entry.name == "down.0.conv1.weight" && entry.shape.size() == 4) channels = static_cast<int64_t>(entry.shape[1]);
   }
   const models::unet::Settings& settings = folder.settings();
-  const std::string where = flags.has("--device") ? launch::one_of(flags.value("--device"), {"auto", "cpu", "cuda"}) : "auto";
+  const std::string where =
+      flags.has("--device") ? launch::one_of(flags.value("--device"), {"auto", "cpu", "cuda"}) : "auto";
   const at::Device device = models::unet::device_of(where, 0);
   auto network = std::make_shared<models::unet::Network>(
       models::unet::NetworkOptions{channels, kClasses, settings.width, settings.depth});

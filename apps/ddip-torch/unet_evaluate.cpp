@@ -63,7 +63,8 @@ int unet_evaluate(const launch::Flags& flags) {
   }
   fmt::print("{} events{}, loss {:.4f}, checkpoint of step {}\n\n", evaluation.samples,
              events.held_out ? " that were held out of training" : "", evaluation.loss(), trained.manifest.step);
-  fmt::print("{:<16} {:>17} {:>15} {:>11} {:>10}\n", "", "non-zero accuracy", "pixel accuracy", "IoU shower", "IoU track");
+  fmt::print("{:<16} {:>17} {:>15} {:>11} {:>10}\n", "", "non-zero accuracy", "pixel accuracy", "IoU shower",
+             "IoU track");
   print_row("U-Net", evaluation.scores);
   for (const auto& [name, scores] : others) print_row(name, scores);
   return 0;

@@ -44,13 +44,16 @@ void draw(const fs::path& folder, uint64_t event, const models::unet::Predicted&
 
 int unet_predict(const launch::Flags& flags) {
   share_cores(1);
-  const uint64_t pictures = flags.has("--pictures") ? launch::whole_number(flags.value("--pictures"), {"a number of pictures", 0, 100'000}) : 8;
+  const uint64_t pictures = flags.has("--pictures")
+                                ? launch::whole_number(flags.value("--pictures"), {"a number of pictures", 0, 100'000})
+                                : 8;
   const fs::path out = needed(flags, "--out").text;
   const Trained trained = load_trained(flags);
   const Events events = events_for(trained, flags);
   std::error_code error;
   if (fs::exists(out / "masks.npy", error))
-    throw ConfigError(fmt::format("ddip unet predict --out {}: it has masks already; expected a new folder", out.string()));
+    throw ConfigError(
+        fmt::format("ddip unet predict --out {}: it has masks already; expected a new folder", out.string()));
   fs::create_directories(out, error);
   if (error) throw ConfigError(fmt::format("ddip unet predict --out {}: {}", out.string(), error.message()));
   const data::EventShape& shape = events.set->shape();
@@ -65,8 +68,9 @@ int unet_predict(const launch::Flags& flags) {
                              draw(out, events.first + batch.samples[place], batch, place);
                          });
   masks.close();
-  fmt::print("masks of {} events in {}; {} pictures beside it: energies, truth, prediction (shower blue, track orange)\n",
-             shape.events, (out / "masks.npy").string(), drawn);
+  fmt::print(
+      "masks of {} events in {}; {} pictures beside it: energies, truth, prediction (shower blue, track orange)\n",
+      shape.events, (out / "masks.npy").string(), drawn);
   return 0;
 }
 

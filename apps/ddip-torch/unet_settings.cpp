@@ -45,14 +45,14 @@ struct Setting {
 };
 
 Setting whole(const std::string& name, const std::string& value_name, const std::string& help,
-              const launch::WholeNumber& expected, int64_t Settings::*member) {
+              const launch::WholeNumber& expected, int64_t Settings::* member) {
   return {name, value_name, help, true, [=](Settings& settings, const FlagText& flag) {
             settings.*member = static_cast<int64_t>(launch::whole_number(flag, expected));
           }};
 }
 
 Setting choice(const std::string& name, const std::string& help, const std::vector<std::string>& choices,
-               std::string Settings::*member) {
+               std::string Settings::* member) {
   std::string names;
   for (const std::string& one : choices) names += (names.empty() ? "" : "|") + one;
   return {name, names, help, false,
@@ -61,9 +61,12 @@ Setting choice(const std::string& name, const std::string& help, const std::vect
 
 const std::vector<Setting>& table() {
   static const std::vector<Setting> all = {
-      whole("epochs", "E", "times through all events (default 10)", {"a number of epochs", 1, 100'000}, &Settings::epochs),
-      whole("batch", "B", "events in a step of each rank (default 8)", {"a number of events", 1, 65'536}, &Settings::batch),
-      whole("width", "W", "channels of the first level (default 64)", {"a number of channels", 1, 1024}, &Settings::width),
+      whole("epochs", "E", "times through all events (default 10)", {"a number of epochs", 1, 100'000},
+            &Settings::epochs),
+      whole("batch", "B", "events in a step of each rank (default 8)", {"a number of events", 1, 65'536},
+            &Settings::batch),
+      whole("width", "W", "channels of the first level (default 64)", {"a number of channels", 1, 1024},
+            &Settings::width),
       whole("depth", "D", "levels beside the bridge (default 4)", {"a number of levels", 1, 8}, &Settings::depth),
       {"lr", "R", "highest learning rate (default 0.001)", true,
        [](Settings& settings, const FlagText& flag) { settings.lr = real_number(flag, "a rate", 1e-12, 100); }},
@@ -79,7 +82,8 @@ const std::vector<Setting>& table() {
        [](Settings& settings, const FlagText& flag) { settings.hold_out = real_number(flag, "a share", 0, 0.9); }},
       whole("patience", "E", "stop after so many epochs without a better accuracy (default: never)",
             {"a number of epochs", 0, 100'000}, &Settings::patience),
-      whole("readers", "N", "threads that read ahead (default 2)", {"a number of threads", 1, 256}, &Settings::readers)};
+      whole("readers", "N", "threads that read ahead (default 2)", {"a number of threads", 1, 256},
+            &Settings::readers)};
   return all;
 }
 
@@ -103,7 +107,8 @@ void apply_config(const std::filesystem::path& path, Settings& settings) {
   std::vector<std::string> names;
   for (const Setting& setting : table()) names.push_back(setting.name);
   for (const auto& [key, value] : parsed.items()) {
-    const auto found = std::find_if(table().begin(), table().end(), [&](const Setting& one) { return one.name == key; });
+    const auto found =
+        std::find_if(table().begin(), table().end(), [&](const Setting& one) { return one.name == key; });
     const std::string place = fmt::format("{}, {}", path.string(), launch::shown(key));
     if (found == table().end()) {
       const std::string near = launch::did_you_mean(key, names);

@@ -29,8 +29,8 @@ launch::FlagTable train_flags() {
              {"--config", "", Takes::Value, "FILE", "JSON with the settings below: {\"epochs\": 3}; flags beat it"},
              {"--workers", "-n", Takes::Value, "N", "ranks on this machine (default 1)"}}},
            {"settings", setting_flags()}},
-          {"ddip data synth --out events --events 1000", "ddip unet train --data events --out run -n 2 --epochs 5 --width 8",
-           "ddip unet train --out run --resume"}};
+          {"ddip data synth --out events --events 1000",
+           "ddip unet train --data events --out run -n 2 --epochs 5 --width 8", "ddip unet train --out run --resume"}};
 }
 
 namespace {
@@ -51,11 +51,11 @@ int train(Context& context, const fs::path& run, bool resume, bool bar) {
   end_behind_this_step();
   share_cores(context.world_size());
   const char* local = std::getenv("LOCAL_RANK");
-  Trainer trainer(context, RunFolder::open(run),
-                  {.local_rank = local ? std::atoi(local) : context.rank(),
-                   .resume = resume,
-                   .bar = bar,
-                   .should_end = [] { return asked_by_signal != 0; }});
+  Trainer trainer(
+      context, RunFolder::open(run),
+      {.local_rank = local ? std::atoi(local) : context.rank(), .resume = resume, .bar = bar, .should_end = [] {
+         return asked_by_signal != 0;
+       }});
   if (trainer.run() == Trainer::Ending::asked) return 128 + (asked_by_signal == 0 ? SIGTERM : asked_by_signal.load());
   if (context.rank() == 0) fmt::print("ddip unet evaluate --run {0} --data DIR shows how good it is\n", run.string());
   return 0;
@@ -101,9 +101,21 @@ int unet_train(const std::string& ddip, const launch::Flags& flags) {
     return train(context, run, resume, bar);
   }
   // One process for each rank; this one becomes the program that watches over them.
-  Arguments words = {ddip, "run", "-n", std::to_string(ranks), "--no-store", "--no-prefix", "--grace", "30", "--",
-                     fs::read_symlink("/proc/self/exe").string(), "unet", "rank", run.string(),
-                     resume ? "resume" : "begin", bar ? "bar" : "lines"};
+  Arguments words = {ddip,
+                     "run",
+                     "-n",
+                     std::to_string(ranks),
+                     "--no-store",
+                     "--no-prefix",
+                     "--grace",
+                     "30",
+                     "--",
+                     fs::read_symlink("/proc/self/exe").string(),
+                     "unet",
+                     "rank",
+                     run.string(),
+                     resume ? "resume" : "begin",
+                     bar ? "bar" : "lines"};
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);

@@ -8,5 +8,6 @@ namespace ddip::bindings {
 void bind_communicator(pybind11::module_& module);
 void bind_data(pybind11::module_& module);
 void bind_data_parallel(pybind11::module_& module);
+void bind_models(pybind11::module_& module);
 
 }  // namespace ddip::bindings

@@ -42,6 +42,7 @@ PYBIND11_MODULE(_engine, module) {
   bind_communicator(module);
   bind_data(module);
   bind_data_parallel(module);
+  bind_models(module);
 }
 
 }  // namespace ddip::bindings

@@ -22,7 +22,9 @@ class Range : public EventSet {
     shape_.events = count;
   }
   const EventShape& shape() const override { return shape_; }
-  void read(uint64_t event, float* image, uint8_t* labels) const override { events_->read(begin_ + event, image, labels); }
+  void read(uint64_t event, float* image, uint8_t* labels) const override {
+    events_->read(begin_ + event, image, labels);
+  }
 
  private:
   std::shared_ptr<const EventSet> events_;

@@ -24,7 +24,8 @@ const std::map<at::ScalarType, std::string>& dtype_names() {
 std::string dtype_name(const at::Tensor& tensor) {
   const auto found = dtype_names().find(tensor.scalar_type());
   if (found == dtype_names().end())
-    throw ConfigError(fmt::format("a tensor of type {} has no place in a checkpoint", c10::toString(tensor.scalar_type())));
+    throw ConfigError(
+        fmt::format("a tensor of type {} has no place in a checkpoint", c10::toString(tensor.scalar_type())));
   return found->second;
 }
 
@@ -43,7 +44,9 @@ TensorBytes::TensorBytes(const NamedTensors& tensors) {
   for (const auto& [name, tensor] : tensors) {
     kept_.push_back(tensor.detach().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true).contiguous());
     const at::Tensor& copy = kept_.back();
-    named_.push_back({name, dtype_name(copy), shape_of(copy),
+    named_.push_back({name,
+                      dtype_name(copy),
+                      shape_of(copy),
                       {static_cast<const std::byte*>(copy.const_data_ptr()), static_cast<size_t>(copy.nbytes())}});
   }
 }

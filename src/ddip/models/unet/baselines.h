@@ -1,5 +1,5 @@
-// What anybody could do without a U-Net, to see what it is worth: the class of a lit pixel by its energy alone, always the
-// same class, and a network of one layer. Learned from the same events.
+// What anybody could do without a U-Net, to see what it is worth: the class of a lit pixel by its energy alone, always
+// the same class, and a network of one layer. Learned from the same events.
 #pragma once
 
 #include <filesystem>

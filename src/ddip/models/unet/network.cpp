@@ -27,7 +27,8 @@ const NetworkOptions& checked(const NetworkOptions& options) {
   return options;
 }
 
-// Calls convolution(name, shape), norm(name, channels) and bias(name, channels) for everything there is, in forward's order.
+// Calls convolution(name, shape), norm(name, channels) and bias(name, channels) for everything there is, in forward's
+// order.
 template <typename Convolution, typename Norm, typename Bias>
 void visit(const NetworkOptions& options, const Convolution& convolution, const Norm& norm, const Bias& bias) {
   auto level = [&](const std::string& name, int64_t in, int64_t out) {

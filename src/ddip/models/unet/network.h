@@ -1,5 +1,6 @@
-// The U-Net: levels of two 3×3 convolutions, each with batch norm and ReLU; halved by max-pooling on the way down, doubled by
-// transposed convolutions on the way up, where each level also gets what its mirror had. Logits, one plane per class.
+// The U-Net: levels of two 3×3 convolutions, each with batch norm and ReLU; halved by max-pooling on the way down,
+// doubled by transposed convolutions on the way up, where each level also gets what its mirror had. Logits, one plane
+// per class.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -26,8 +27,8 @@ struct TensorSpec {
 std::vector<TensorSpec> parameter_specs(const NetworkOptions& options);
 std::vector<TensorSpec> buffer_specs(const NetworkOptions& options);
 
-// Logits (N, classes, H, W) of images (N, channels, H, W) of any size. `training`: batch norm uses the batch and notes it
-// in `buffers`.
+// Logits (N, classes, H, W) of images (N, channels, H, W) of any size. `training`: batch norm uses the batch and notes
+// it in `buffers`.
 at::Tensor forward(const NetworkOptions& options, const at::Tensor& images, const std::vector<at::Tensor>& parameters,
                    const std::vector<at::Tensor>& buffers, bool training);
 

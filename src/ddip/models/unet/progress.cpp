@@ -36,10 +36,13 @@ void Progress::show(const Update& update) {
   drawn_ = true;
   const uint64_t finished = samples_before_ + done_;
   const uint64_t left = samples_of_run_ > finished ? samples_of_run_ - finished : 0;
-  const std::chrono::seconds eta(static_cast<int64_t>(static_cast<double>(left) / std::max(samples_per_second(), 1e-9)));
-  fmt::print(stderr, "\r\033[Kepoch {}/{} {} {:3.0f}%  loss {:.4f}  non-zero accuracy {:.3f}  {:.1f} samples/s  {:%H:%M:%S} left",
-             update.epoch, update.epochs, bar(update.share), 100 * update.share, update.loss, update.nonzero_accuracy,
-             samples_per_second(), eta);
+  const std::chrono::seconds eta(
+      static_cast<int64_t>(static_cast<double>(left) / std::max(samples_per_second(), 1e-9)));
+  fmt::print(
+      stderr,
+      "\r\033[Kepoch {}/{} {} {:3.0f}%  loss {:.4f}  non-zero accuracy {:.3f}  {:.1f} samples/s  {:%H:%M:%S} left",
+      update.epoch, update.epochs, bar(update.share), 100 * update.share, update.loss, update.nonzero_accuracy,
+      samples_per_second(), eta);
   std::fflush(stderr);
 }
 

@@ -48,16 +48,16 @@ Trainer::Trainer(Context& context, RunFolder folder, Options options)
   std::shared_ptr<const data::EventSet> events = data::open_events(settings_.data);
   const uint64_t all = events->shape().events, held = events_held_out(all, settings_.hold_out);
   if (held >= all)
-    throw ConfigError(fmt::format("{}: {} events are too few to train on some and test on others",
-                                  settings_.data.string(), all));
+    throw ConfigError(
+        fmt::format("{}: {} events are too few to train on some and test on others", settings_.data.string(), all));
   train_events_ = data::range_of(events, 0, all - held);
   held_out_ = data::range_of(events, all - held, held);
   train_loader_ = std::make_unique<data::Loader>(train_events_, loader_options(settings_, context_, true));
   held_out_loader_ = std::make_unique<data::Loader>(held_out_, loader_options(settings_, context_, false));
 
   const auto channels = static_cast<int64_t>(events->shape().channels);
-  auto network = std::make_shared<Network>(NetworkOptions{channels, kClasses, settings_.width, settings_.depth},
-                                           settings_.seed);
+  auto network =
+      std::make_shared<Network>(NetworkOptions{channels, kClasses, settings_.width, settings_.depth}, settings_.seed);
   network->to(device_);
   for (at::Tensor& parameter : network->parameters()) {
     if (parameter.dim() == 4) parameter.set_data(parameter.contiguous(at::MemoryFormat::ChannelsLast));
@@ -71,13 +71,16 @@ Trainer::Trainer(Context& context, RunFolder folder, Options options)
 
   const uint64_t samples = static_cast<uint64_t>(settings_.epochs) * train_events_->shape().events;
   const uint64_t before = epoch_ * train_events_->shape().events + done_.count();
-  const auto form = context_.rank() != 0 ? Progress::Form::silent : options_.bar ? Progress::Form::bar : Progress::Form::lines;
+  const auto form = context_.rank() != 0 ? Progress::Form::silent
+                    : options_.bar       ? Progress::Form::bar
+                                         : Progress::Form::lines;
   progress_ = std::make_unique<Progress>(form, before, samples);
   int64_t weights = 0;
   for (const at::Tensor& parameter : network->parameters()) weights += parameter.numel();
-  progress_->say(fmt::format("{} events to train on, {} held out; U-Net of {:.1f} M parameters; {} rank{} on {}, batch {} each",
-                             train_events_->shape().events, held, static_cast<double>(weights) / 1e6,
-                             context_.world_size(), context_.world_size() == 1 ? "" : "s", device_.str(), settings_.batch));
+  progress_->say(
+      fmt::format("{} events to train on, {} held out; U-Net of {:.1f} M parameters; {} rank{} on {}, batch {} each",
+                  train_events_->shape().events, held, static_cast<double>(weights) / 1e6, context_.world_size(),
+                  context_.world_size() == 1 ? "" : "s", device_.str(), settings_.batch));
   if (!options_.resume && context_.rank() == 0)
     Baselines::learn(train_events_, kClasses, settings_.seed).save(folder_.baselines());
 }
@@ -131,7 +134,8 @@ Trainer::Ending Trainer::run() {
     save(evaluation.scores.nonzero_accuracy());
     report(trained, evaluation, std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
     if (settings_.patience > 0 && epoch_ - 1 - best_epoch_ >= static_cast<uint64_t>(settings_.patience)) {
-      progress_->say(fmt::format("no better than epoch {} for {} epochs: stopped", best_epoch_ + 1, settings_.patience));
+      progress_->say(
+          fmt::format("no better than epoch {} for {} epochs: stopped", best_epoch_ + 1, settings_.patience));
       return Ending::early_stop;
     }
   }
@@ -140,8 +144,8 @@ Trainer::Ending Trainer::run() {
 
 Trainer::Epoch Trainer::train_epoch() {
   const uint64_t per_epoch = train_events_->shape().events, world = static_cast<uint64_t>(context_.world_size());
-  const uint64_t steps = static_cast<uint64_t>(settings_.epochs) *
-                         steps_of(per_epoch, world, static_cast<uint64_t>(settings_.batch));
+  const uint64_t steps =
+      static_cast<uint64_t>(settings_.epochs) * steps_of(per_epoch, world, static_cast<uint64_t>(settings_.batch));
   train_loader_->begin_epoch(epoch_, done_);
   const uint64_t mine_at_first = train_loader_->remaining();
   data::Ledger mine;
@@ -171,11 +175,12 @@ Trainer::Epoch Trainer::train_epoch() {
       if (progress_->wants_update()) {
         Scores scores(kClasses);
         scores.add(logits.argmax(1), labels, batch->images.select(1, 0).to(device_) > 0);
-        progress_->show({.epoch = static_cast<int64_t>(epoch_) + 1,
-                         .epochs = settings_.epochs,
-                         .share = 1 - static_cast<double>(train_loader_->remaining()) / static_cast<double>(mine_at_first),
-                         .loss = loss.item<double>(),
-                         .nonzero_accuracy = scores.nonzero_accuracy()});
+        progress_->show(
+            {.epoch = static_cast<int64_t>(epoch_) + 1,
+             .epochs = settings_.epochs,
+             .share = 1 - static_cast<double>(train_loader_->remaining()) / static_cast<double>(mine_at_first),
+             .loss = loss.item<double>(),
+             .nonzero_accuracy = scores.nonzero_accuracy()});
       }
     }
   });
@@ -184,7 +189,8 @@ Trainer::Epoch Trainer::train_epoch() {
   context_.communicator()->all_reduce(sums);
   epoch.loss = sums[0].item<double>() / std::max(1.0, sums[1].item<double>());
   if (!std::isfinite(epoch.loss))
-    throw std::runtime_error(fmt::format("the loss of epoch {} is not a finite number; try a smaller --lr", epoch_ + 1));
+    throw std::runtime_error(
+        fmt::format("the loss of epoch {} is not a finite number; try a smaller --lr", epoch_ + 1));
   done_.add(of_all_ranks(mine));
   return epoch;
 }
@@ -238,26 +244,31 @@ void Trainer::save(double accuracy) {
     best_epoch_ = epoch_ - 1;
   }
   if (context_.rank() != 0) return;
-  const json about = {{"epoch", epoch_},           {"step", step_},
-                      {"done", done_.text()},      {"best", best_},
-                      {"best_epoch", best_epoch_}, {"nonzero_accuracy", accuracy},
+  const json about = {{"epoch", epoch_},
+                      {"step", step_},
+                      {"done", done_.text()},
+                      {"best", best_},
+                      {"best_epoch", best_epoch_},
+                      {"nonzero_accuracy", accuracy},
                       {"settings", json::parse(settings_.json())}};
   const TensorBytes model(model_tensors()), optimizer(optimizer_tensors());
   try {
     folder_.store().save({step_, about.dump(), {{"model", model.named()}, {"optimizer", optimizer.named()}}, best});
   } catch (const std::exception& error) {
     // The run is worth more than this checkpoint, and the older ones are still there.
-    progress_->say(fmt::format("the checkpoint of step {} could not be saved: {}; training goes on", step_, error.what()));
+    progress_->say(
+        fmt::format("the checkpoint of step {} could not be saved: {}; training goes on", step_, error.what()));
   }
 }
 
 void Trainer::report(const Epoch& trained, const Evaluation& evaluation, double seconds) {
   if (context_.rank() != 0) return;
   const Scores& scores = evaluation.scores;
-  progress_->say(fmt::format(
-      "epoch {}/{}: loss {:.4f}, held out {:.4f}, non-zero accuracy {:.4f}, IoU shower {:.3f} track {:.3f}, {:.1f} samples/s{}",
-      epoch_, settings_.epochs, trained.loss, evaluation.loss(), scores.nonzero_accuracy(), scores.iou(1), scores.iou(2),
-      progress_->samples_per_second(), best_epoch_ + 1 == epoch_ ? "  (best)" : ""));
+  progress_->say(
+      fmt::format("epoch {}/{}: loss {:.4f}, held out {:.4f}, non-zero accuracy {:.4f}, IoU shower {:.3f} track "
+                  "{:.3f}, {:.1f} samples/s{}",
+                  epoch_, settings_.epochs, trained.loss, evaluation.loss(), scores.nonzero_accuracy(), scores.iou(1),
+                  scores.iou(2), progress_->samples_per_second(), best_epoch_ + 1 == epoch_ ? "  (best)" : ""));
   const json line = {{"epoch", epoch_},
                      {"step", step_},
                      {"loss", trained.loss},

@@ -1,0 +1,103 @@
+#include <gtest/gtest.h>
+
+#include "ddip/base/error.h"
+#include "ddip/models/unet/learning_rate.h"
+#include "ddip/models/unet/loss.h"
+#include "ddip/models/unet/network.h"
+#include "ddip/models/unet/scores.h"
+#include "ddip/models/unet/settings.h"
+
+namespace ddip::models::unet {
+namespace {
+
+at::Tensor logits_for(const at::Tensor& labels, double sure) {
+  return at::one_hot(labels.to(at::kLong), 3).permute({0, 3, 1, 2}).to(at::kFloat) * sure;
+}
+
+TEST(Loss, a_perfect_prediction_is_the_optimum_and_no_other_is_as_good) {
+  const at::Tensor labels = at::zeros({2, 8, 8}, at::kByte);
+  labels[0].slice(0, 2, 4).fill_(1);
+  labels[1].slice(1, 5, 8).fill_(2);
+  EXPECT_LT(segmentation_loss(logits_for(labels, 60), labels).item<double>(), 1e-5);
+  double before = 1e9;
+  for (double sure : {0.0, 1.0, 3.0, 10.0}) {  // nearer to the truth is better
+    const double loss = segmentation_loss(logits_for(labels, sure), labels).item<double>();
+    EXPECT_LT(loss, before);
+    before = loss;
+  }
+  at::Tensor wrong = labels.clone();
+  wrong[0][2][0] = 2;  // one pixel of 128
+  EXPECT_GT(segmentation_loss(logits_for(wrong, 60), labels).item<double>(), 0.01);
+}
+
+TEST(Loss, an_event_without_one_of_the_classes_has_a_finite_loss_and_gradient) {
+  const at::Tensor labels = at::zeros({1, 8, 8}, at::kByte);
+  at::Tensor logits = at::zeros({1, 3, 8, 8}).requires_grad_(true);
+  const at::Tensor loss = segmentation_loss(logits, labels);
+  loss.backward();
+  EXPECT_TRUE(std::isfinite(loss.item<double>()));
+  EXPECT_TRUE(logits.grad().isfinite().all().item<bool>());
+}
+
+TEST(Network, has_the_published_size_and_takes_images_of_any_size) {
+  int64_t weights = 0;
+  for (const TensorSpec& spec : parameter_specs({}))
+    weights += at::IntArrayRef(spec.shape).empty() ? 1 : c10::multiply_integers(spec.shape);
+  EXPECT_NEAR(static_cast<double>(weights), 31.0e6, 0.1e6);
+  Network network({2, 3, 4, 3});
+  EXPECT_EQ(network.forward(at::zeros({1, 2, 50, 37})).sizes(), (std::vector<int64_t>{1, 3, 50, 37}));
+  EXPECT_THROW(network.forward(at::zeros({1, 1, 16, 16})), ConfigError);
+  EXPECT_THROW(Network({1, 3, 0, 3}), ConfigError);
+  EXPECT_THROW(Network({1, 3, 8, 9}), ConfigError);
+}
+
+TEST(Network, logits_are_not_bounded) {
+  Network network({1, 3, 4, 2});
+  at::NoGradGuard no_gradients;
+  for (const auto& entry : network.named_parameters()) {
+    if (entry.key() == "head.weight") at::Tensor(entry.value()).mul_(1000);
+  }
+  EXPECT_GT(network.forward(at::rand({1, 1, 32, 32})).abs().max().item<double>(), 50);
+}
+
+TEST(Scores, count_what_a_person_would) {
+  const at::Tensor labels = at::tensor({0, 0, 1, 1, 2, 2}).view({1, 2, 3});
+  const at::Tensor said = at::tensor({0, 1, 1, 2, 2, 2}).view({1, 2, 3});
+  const at::Tensor lit = at::tensor({0, 0, 1, 1, 1, 1}).view({1, 2, 3}) > 0;
+  Scores scores(3);
+  scores.add(said, labels, lit);
+  EXPECT_DOUBLE_EQ(scores.pixel_accuracy(), 4.0 / 6);
+  EXPECT_DOUBLE_EQ(scores.nonzero_accuracy(), 3.0 / 4);
+  EXPECT_DOUBLE_EQ(scores.iou(0), 1.0 / 2);
+  EXPECT_DOUBLE_EQ(scores.iou(1), 1.0 / 3);
+  EXPECT_DOUBLE_EQ(scores.iou(2), 2.0 / 3);
+  EXPECT_DOUBLE_EQ(Scores(3).iou(1), 1);
+}
+
+TEST(LearningRate, rises_then_falls_and_never_leaves_its_bounds) {
+  for (uint64_t steps : {1u, 2u, 10u, 1000u}) {
+    double highest = 0;
+    for (uint64_t step = 0; step < steps + 5; ++step) {
+      const double rate = learning_rate(0.5, step, steps);
+      EXPECT_GT(rate, 0);
+      EXPECT_LE(rate, 0.5);
+      highest = std::max(highest, rate);
+    }
+    EXPECT_DOUBLE_EQ(highest, 0.5);
+  }
+  EXPECT_LT(learning_rate(0.5, 0, 1000), 0.02);
+  EXPECT_NEAR(learning_rate(0.5, 999, 1000), 0.005, 1e-9);
+}
+
+TEST(Settings, survive_their_file_and_others_are_refused) {
+  Settings settings;
+  settings.data = "x y";
+  settings.lr = 0.1;
+  settings.seed = UINT64_MAX;
+  EXPECT_EQ(Settings::from_json(settings.json()), settings);
+  for (const char* bad : {"", "{}", "[]", R"({"data": 3})", R"({"data":"x","data":"y"})"})
+    EXPECT_THROW(Settings::from_json(bad), ConfigError) << bad;
+}
+
+}  // namespace
+}  // namespace ddip::models::unet
