@@ -31,7 +31,9 @@ inline void relax() {
 #endif
 }
 
-bool reached(uint32_t stage, uint32_t wanted) { return static_cast<int32_t>(stage - wanted) >= 0; }
+bool reached(uint32_t stage, uint64_t wanted) {
+  return static_cast<int32_t>(stage - static_cast<uint32_t>(wanted)) >= 0;
+}
 
 }  // namespace
 
@@ -60,7 +62,7 @@ void Meeting::again() {
 
 void Meeting::come() {
   RankLine& line = segment_.line(rank_);
-  line.stage.store(++stage_);
+  line.stage.store(static_cast<uint32_t>(++stage_));
   if (line.sleepers.load() > 0) futex_wake_all(line.stage);
 }
 
@@ -75,6 +77,7 @@ void Meeting::wait_for_all() {
       wait_for(peer, deadline);
     } catch (...) {
       waiting_ = false;
+      if (!give_up()) return;  // all have come, and somebody saw it
       throw;
     }
     waiting_ = false;
@@ -83,6 +86,24 @@ void Meeting::wait_for_all() {
                                                     std::memory_order_relaxed);
     begun = now;
   }
+  settle();
+}
+
+void Meeting::settle() {
+  if (decide(uint64_t{stage_} * 2) == Verdict::given_up) fail_for_poison();
+}
+
+bool Meeting::give_up() { return decide(uint64_t{stage_} * 2 + 1) == Verdict::given_up; }
+
+// Somebody may be one meeting ahead already, and have given that up: then this one took place.
+Meeting::Verdict Meeting::decide(uint64_t mine) {
+  std::atomic<uint64_t>& verdict = segment_.header().verdict;
+  uint64_t last = verdict.load();
+  const uint64_t done = mine / 2 * 2;
+  while (last < done && last % 2 == 0) {
+    if (verdict.compare_exchange_weak(last, mine)) last = mine;
+  }
+  return last < done || last == done + 1 ? Verdict::given_up : Verdict::took_place;
 }
 
 std::vector<double> Meeting::waited() const {
@@ -123,9 +144,13 @@ void Meeting::wait_for(int peer, Clock::time_point deadline) {
 }
 
 void Meeting::check_poison() const {
+  if (segment_.header().poison.load() != 0) fail_for_poison();
+}
+
+void Meeting::fail_for_poison() const {
   uint32_t reason = segment_.header().poison.load();
-  if (reason == 0) return;
   std::string where = sequence_ == 0 ? "" : " during " + shm::describe(segment_.line(rank_).newest());
+  if (reason == 0) throw PeerLost("another rank has given up" + where);
   if (reason == kAborted) throw PeerLost("the communicator was aborted" + where);
   throw PeerLost(fmt::format("rank {} is lost{}; nothing of this step was kept", reason - 1, where));
 }

@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <random>
 #include <thread>
 
 #include "ddip/base/error.h"
@@ -131,6 +132,74 @@ TEST_F(ShmRanks, half_a_step_is_never_kept) {
   ::waitpid(pids[1], nullptr, 0);
   pids.clear();
   EXPECT_EQ(notes->well[0], 1);
+}
+
+// Rank 1 came to the last meeting of an operation and died there; rank 0 sees the death before rank 2 comes. Rank 2
+// would find that everybody has come.
+TEST_F(ShmRanks, meeting_that_one_survivor_gave_up_takes_place_for_none) {
+  start(3, [&](Segment& shared, int rank) {
+    Meeting meeting(shared, rank, 20s);
+    meeting.begin({.kind = Kind::barrier});
+    Watch watch(shared, rank);
+    meeting.again();
+    if (rank == 2) {
+      while (notes->told_at_ns[0] == 0) ::usleep(100);
+    }
+    try {
+      meeting.again();
+    } catch (const PeerLost& error) {
+      notes->well[rank] = std::string(error.what()).find("rank 1 is lost") != std::string::npos;
+      notes->told_at_ns[rank] = now_ns();
+    }
+  });
+  auto until = Clock::now() + 10s;
+  while (segment->line(1).stage < 3 && Clock::now() < until) ::usleep(100);
+  ASSERT_EQ(segment->line(1).stage, 3u) << "rank 1 is in the last meeting";
+  ::kill(pids[1], SIGKILL);
+  for (size_t rank : {0u, 2u}) {
+    int status = 0;
+    ::waitpid(pids[rank], &status, 0);
+    EXPECT_EQ(status, 0);
+    pids[rank] = 0;
+  }
+  std::erase(pids, 0);
+  EXPECT_EQ(notes->well[0], 1);
+  EXPECT_EQ(notes->well[2], 1);
+}
+
+// Whenever a rank is killed, the others have completed the same number of operations.
+TEST_F(ShmRanks, survivors_of_a_kill_at_any_moment_have_done_the_same) {
+  std::minstd_rand random(11);
+  for (int round = 0; round < 40; ++round) {
+    new (notes) Notes{};
+    pids.clear();
+    start(4, [&](Segment& shared, int rank) {
+      Collectives ranks(shared, rank, 20s);
+      ranks.barrier();
+      Watch watch(shared, rank);
+      ranks.barrier();
+      std::vector<float> data(8192, 1);
+      try {
+        for (;;) {
+          ranks.all_reduce(data.data(), data.size(), {Element::f32, Reduction::mean});
+          notes->well[rank] += 1;
+        }
+      } catch (const PeerLost&) {
+        notes->told_at_ns[rank] = now_ns();
+      }
+    });
+    auto until = Clock::now() + 10s;
+    while (notes->well[3] < 5 && Clock::now() < until) ::usleep(50);
+    ::usleep(static_cast<useconds_t>(random() % 2000));
+    ::kill(pids[1], SIGKILL);
+    for (pid_t pid : pids) ::waitpid(pid, nullptr, 0);
+    pids.clear();
+    for (int rank : {0, 2, 3}) {
+      EXPECT_GT(notes->told_at_ns[rank], 0) << "rank " << rank << " was not told";
+      EXPECT_EQ(notes->well[rank], notes->well[0]) << "round " << round << ", rank " << rank;
+    }
+    EXPECT_GE(notes->well[0], 5);
+  }
 }
 
 TEST_F(ShmRanks, rank_that_left_in_good_order_is_missed_by_those_only_who_wait_for_it) {

@@ -82,6 +82,9 @@ struct Header {
   uint64_t nonce;
   // 0: all is well. Otherwise nobody waits any more: 1 + the rank that was lost, or kAborted.
   alignas(128) std::atomic<uint32_t> poison;
+  // How the newest meeting ended that anybody left: 2 × its stage, and 1 more if it was given up, which is for good.
+  // The first rank that leaves a meeting decides for all of them, so that none keeps a step that another has dropped.
+  alignas(128) std::atomic<uint64_t> verdict;
   RankLine ranks[kMaxRanks];
 };
 
