@@ -60,9 +60,12 @@ LIKE_ONE_PROCESS = {
     "several backwards": "r.several_backwards()",
     "backward with create_graph": "r.with_history()",
     "frozen, then thawed": "r.frozen_and_thawed()",
+    "a gradient that comes after its bucket has left": "r.train(r.Branches, r.late, steps=7)",
     "clipping": "r.clipped()",
     "changed by load_state_dict(assign=True)": "r.changed('assign')",
     "changed by .double()": "r.changed('double')",
+    "changed by .float() and back": "r.changed('float and back')",
+    "changed by .data of another type and back": "r.changed('data and back')",
     "changed by a pre-trained encoder": "r.changed('pretrained encoder')",
     "changed by a part replaced": "r.changed('replaced part')",
     "after a backward that failed": "r.broken_off()",
@@ -92,6 +95,12 @@ def test_a_model_that_is_wrapped_again_belongs_to_the_new_wrapper(ranks: Any) ->
 
 def test_gradients_that_were_given_up_stay_none(two: Any) -> None:
     assert values(two, "r.given_up()") == [[True, True]] * 2
+
+
+@pytest.mark.parametrize("in_join", [False, True])
+def test_a_gradient_that_nobody_asked_for_stays_as_it_is_beside_those_that_travel(ranks: Any, in_join: bool) -> None:
+    world = ranks.world_size
+    assert values(ranks, f"r.bystander({in_join})") == [[float(rank + 1)] * 2 for rank in range(world)]
 
 
 def test_training_goes_on_as_one_after_join_with_momentum(ranks: Any) -> None:
@@ -141,6 +150,9 @@ def test_helpers_make_things_alike_on_all_ranks(ranks: Any) -> None:
         # what is used changes from step to step, so it travels late; and what is sparse travels by itself
         "False, r.Branches, r.by_step",
         "False, r.sparse_model, r.always_sparse",
+        # a gradient that nobody expected, whose bucket has left without it
+        "False, r.Branches, r.late",
+        "True, r.Branches, r.late",
     ],
 )
 def test_ranks_with_more_batches_finish_and_no_sample_is_dropped(ranks: Any, case: str) -> None:
@@ -356,6 +368,29 @@ def test_nothing_is_lost_by_compression_and_a_step_that_is_not_finite_is_dropped
         assert one["sent"] == found[0]["sent"]
         # As soon as the buckets are those of the first step's order.
         assert one["sent"][-1] == SENT[compress](len(found)), one["sent"]
+
+
+KEEPERS = ["int8", "topk:0.1", "powersgd"]
+
+
+@pytest.mark.parametrize("how", ["abort", "error in backward"])
+@pytest.mark.parametrize("compress", KEEPERS)
+def test_a_step_that_is_broken_off_leaves_nothing_in_what_compression_keeps(
+    ranks: Any, compress: str, how: str
+) -> None:
+    ranks.run("import survivors")
+    for found in values(ranks, f"survivors.aborted({compress!r}, {how!r})"):
+        assert found["said"] == ("PeerLost" if how == "abort" else "Interrupted")
+        assert how != "abort" or all(found["dropped"])
+        assert found["early has a rest"] and found["early is as it was"]
+        assert not found["late is as it was"], "the step after it counts"
+
+
+@pytest.mark.parametrize("compress", KEEPERS)
+def test_what_is_left_over_of_a_part_that_is_not_used_waits_for_it(ranks: Any, compress: str) -> None:
+    ranks.run("import survivors")
+    for gap, largest in values(ranks, f"survivors.switched({compress!r})"):
+        assert gap < 1e-4 and largest > 0.01
 
 
 @pytest.mark.parametrize("compress", ["fp16", "bf16", "int8", "topk:0.1", "powersgd"])

@@ -31,9 +31,10 @@ class DataParallel(nn.Module):
     find_unused  parameters may get no gradient in a backward (False saves a message per step)
     static_graph every backward uses the same parameters as the first
     broadcast_buffers  rank 0's running statistics are everybody's, at every forward in training
-    nonfinite    what happens when a compressed gradient is not finite: "skip" drops the gradients of that step on all
-                 ranks, "keep" leaves them for a GradScaler to find
-    ranks        the communicator, `ddip.comm()` if not given
+    nonfinite    what happens when a gradient is not finite: "skip" drops the gradients of that step on all ranks (the
+                 default with compression), "keep" leaves them for a GradScaler to find (the default without);
+                 stats()["nonfinite"] counts either way
+    ranks        the communicator, or a function that is asked for it before every forward; `ddip.comm` if not given
     """
 
     def __init__(
@@ -45,13 +46,13 @@ class DataParallel(nn.Module):
         find_unused: bool = True,
         static_graph: bool = False,
         broadcast_buffers: bool = True,
-        nonfinite: str = "skip",
+        nonfinite: str | None = None,
         ranks: Any = None,
     ) -> None:
         super().__init__()
         if not isinstance(module, nn.Module):
             raise ConfigError(f"DataParallel wraps a torch.nn.Module, not a {type(module).__name__}")
-        if nonfinite not in ("skip", "keep"):
+        if nonfinite not in (None, "skip", "keep"):
             raise ConfigError(f"nonfinite={nonfinite!r} is unknown, skip or keep was expected")
         if not bucket_mb > 0:
             raise ConfigError(f"bucket_mb={bucket_mb} is no size")
@@ -65,7 +66,7 @@ class DataParallel(nn.Module):
         # Stays when the model is planned anew: what it keeps for the next step belongs to the parameters.
         compressor = engine().make_compressor(compress)
         self._dp = engine().Replica(
-            (lambda: ranks) if ranks is not None else comm,
+            comm if ranks is None else ranks if callable(ranks) else lambda: ranks,
             lambda: parameters_of(module),
             lambda: [name for name, _ in module.named_parameters()],
             lambda: list(module.buffers()),
@@ -74,7 +75,7 @@ class DataParallel(nn.Module):
             bucket_bytes=int(bucket_mb * 2**20),
             find_unused=find_unused,
             static_graph=static_graph,
-            keep_nonfinite=nonfinite == "keep",
+            keep_nonfinite=nonfinite == "keep" or (nonfinite is None and compressor is None),
             compressor=compressor,
             broadcast_buffers=broadcast_buffers,
         )

@@ -127,6 +127,13 @@ def by_step(model: Any, x: Any, y: Any, of: int, step: int) -> torch.Tensor:
     return F.mse_loss(model(x, step % 3), y)
 
 
+def late(model: Any, x: Any, y: Any, of: int, step: int) -> torch.Tensor:
+    """The first step uses two branches, so that they share a bucket; two steps use one of them, so that the other is not
+    expected; then both are used again, and the other's gradient comes when the bucket has left."""
+    loss = F.mse_loss(model(x, 0), y)
+    return loss if step in (1, 2) else loss + F.mse_loss(model(x, 1), y)
+
+
 class Checkpointed(nn.Module):
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
@@ -367,6 +374,15 @@ def changed(how: str) -> float:
         dp.double()
         single.load_state_dict({key: value.clone() for key, value in dp.state_dict().items()}, assign=True)
         kind = DOUBLE
+    elif how == "float and back":
+        # The parameters are the same objects, of the same type: only autograd's nodes are other ones.
+        dp.float().double()
+        single.float().double()
+    elif how == "data and back":
+        for model in (dp, single):
+            weight = model[2].weight  # type: ignore[index]
+            kept, weight.data = weight.data, weight.data.float()
+            weight.data = kept
     elif how == "assign":
         dp.load_state_dict(copy.deepcopy(fresh.state_dict()), assign=True)
         single.load_state_dict(fresh.state_dict())
@@ -499,6 +515,24 @@ def given_up() -> list[bool]:
         dp.zero_grad()
         F.mse_loss(dp(batch(0, rank)[0], 1), batch(0, rank)[1]).backward()
     return [parameter.grad is None for parameter in dp.branches[0].parameters()]
+
+
+def bystander(in_join: bool) -> list[float]:
+    """Two branches share a bucket; one is not used any more, and what lies in its gradient is each rank's own."""
+    dp = ddip.DataParallel(Branches(), bucket_mb=0.001)
+    for step in range(3):
+        dp.zero_grad(set_to_none=False)
+        late(dp, *batch(step, rank), rank, step).backward()
+    assert any({0, 2} <= set(bucket) for bucket in dp._dp.buckets), dp._dp.buckets  # both weights
+    unused = dp.branches[1].weight
+    with torch.no_grad():
+        unused.grad.fill_(rank + 1)
+    with dp.join() if in_join else contextlib.nullcontext():
+        # In join the last rank has a step more than the others: there the mean is scaled.
+        for step in range(1, 3 if rank == world - 1 or not in_join else 2):
+            late(dp, *batch(step, rank), rank, step).backward()
+        found = unused.grad.clone()  # a rank without data drops its gradients
+    return [found.min().item(), found.max().item()]
 
 
 def joined_with_momentum() -> tuple[float, list[str]]:

@@ -46,6 +46,11 @@ void Reducer::finish() {
   reduce_sparse(used);
   if (error_) drop(error_);
   install(used);
+  if (compressor_) {
+    for (size_t index = 0; index < used.size(); ++index) {
+      if (used[index] == Used::no) compressor_->rollback(index);
+    }
+  }
   touched_.assign(parameters_.size(), false);
   active_ = false;
 

@@ -32,6 +32,8 @@ class Compressor {
   // What is left over for the next step counts only if the step is kept.
   virtual void commit() {}
   virtual void rollback() {}
+  // Nobody used this parameter, so nobody takes what was sent of it in the step under way.
+  virtual void rollback(size_t /*parameter*/) {}
 
   // What is left over for this parameter, for tests and for people; undefined if nothing.
   virtual at::Tensor residual(size_t /*parameter*/) const { return {}; }

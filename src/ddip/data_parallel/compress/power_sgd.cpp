@@ -89,6 +89,10 @@ class PowerSgd : public Compressor {
     residuals_.rollback();
     pending_.clear();
   }
+  void rollback(size_t parameter) override {
+    residuals_.rollback(parameter);
+    pending_.erase(parameter);
+  }
   at::Tensor residual(size_t parameter) const override { return residuals_.of(parameter); }
 
  private:

@@ -18,6 +18,7 @@ class Residuals {
 
   void commit();
   void rollback() { pending_.clear(); }
+  void rollback(size_t parameter) { pending_.erase(parameter); }
   at::Tensor of(size_t parameter) const;
 
  private:

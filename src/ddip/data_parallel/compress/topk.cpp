@@ -40,6 +40,7 @@ class TopK : public Compressor {
 
   void commit() override { residuals_.commit(); }
   void rollback() override { residuals_.rollback(); }
+  void rollback(size_t parameter) override { residuals_.rollback(parameter); }
   at::Tensor residual(size_t parameter) const override { return residuals_.of(parameter); }
 
  private:
