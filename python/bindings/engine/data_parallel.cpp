@@ -32,6 +32,7 @@ py::dict stats_of(Replica& replica) {
   }
   py::dict result;
   result["steps"] = stats.steps;
+  result["nonfinite"] = stats.nonfinite;
   result["skipped"] = stats.skipped;
   result["compute_seconds"] = stats.compute_seconds;
   result["exposed_seconds"] = stats.exposed_seconds;

@@ -86,6 +86,7 @@ class DataParallel {
     result.find_unused = options.find_unused;
     result.static_graph = options.static_graph;
     result.compressor = data_parallel::make_compressor(options.compress);
+    result.keep_nonfinite = !result.compressor;
     return result;
   }
 

@@ -264,6 +264,7 @@ void Reducer::reset() {
   next_ = 0;
   error_ = nullptr;
   finite_ = true;
+  sums_.clear();
   stats_.timeline.clear();
 }
 
@@ -276,15 +277,17 @@ void Reducer::launch_complete() {
 void Reducer::launch(size_t bucket, const std::vector<bool>& in_it, bool waiting) {
   launched_[bucket] = true;
   auto pieces = std::make_shared<std::vector<Piece>>();
+  std::vector<size_t> members;
   for (size_t member : plan_.buckets[bucket].members) {
     if (in_it[member]) {
+      members.push_back(member);
       if (compressor_) pieces->push_back({member, flat_of(member), parameters_[member].sizes().vec()});
     } else if (lies_in_slot(member)) {
       at::NoGradGuard no_grad;
       parameters_[member].mutable_grad() = parameters_[member].grad().clone();
     }
   }
-  auto task = [this, bucket, pieces, ready = Clock::now()] {
+  auto task = [this, bucket, pieces, members = std::move(members), ready = Clock::now()] {
     auto begun = Clock::now();
     at::NoGradGuard no_grad;
     const at::Tensor& flat = flats_[bucket];
@@ -297,6 +300,7 @@ void Reducer::launch(size_t bucket, const std::vector<bool>& in_it, bool waiting
       stats_.sent_bytes += flat.nbytes();
     }
     if (rescale_ != 1.0) flat.mul_(rescale_);
+    if (!compressor_) note_sum(flat, members);
     auto ended = Clock::now();
     stats_.busy_seconds += seconds(ended - begun);
     stats_.timeline.push_back({bucket, since_first(ready), since_first(begun), since_first(ended)});

@@ -25,8 +25,8 @@ struct ReducerOptions {
   BucketSizes buckets;
   bool find_unused = true;    // false: every parameter must get a gradient in every backward
   bool static_graph = false;  // what the first backward used is what every one uses
-  bool keep_nonfinite =
-      false;  // leave inf and NaN in the gradients (a GradScaler looks for them) instead of dropping them
+  // A step in which a value is not finite is counted; its gradients are dropped on all ranks, or left for a GradScaler.
+  bool keep_nonfinite = false;
   std::shared_ptr<Compressor> compressor;  // null: gradients travel as they are. Outlives a reducer, with what it keeps
   // How an error leaves a backward: Python wants its own type.
   std::function<void(std::exception_ptr)> rethrow = [](std::exception_ptr error) { std::rethrow_exception(error); };
@@ -35,7 +35,8 @@ struct ReducerOptions {
 // Sums since the last call of take_stats.
 struct ReducerStats {
   uint64_t steps = 0;          // backwards that were synchronised
-  uint64_t skipped = 0;        // of these: dropped, because a value was not finite
+  uint64_t nonfinite = 0;      // of these: a value was not finite, on any rank; the same count on all ranks
+  uint64_t skipped = 0;        // of these: dropped, or left without meaning by compression
   double compute_seconds = 0;  // from the first use of the model (or the first gradient) to the end of backward
   double exposed_seconds = 0;  // communication that backward had to wait for
   double busy_seconds = 0;     // communication in all
@@ -117,6 +118,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   [[noreturn]] void drop(std::exception_ptr error);
   void drop_gradients();
   void spoil_gradients();
+  void note_sum(const at::Tensor& reduced, std::vector<size_t> members);
+  void look_at_sums();
 
   // Nothing is agreed on at the end of a backward: what is used is known.
   bool is_fixed() const;
@@ -175,6 +178,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   std::exception_ptr error_;  // of our thread
   bool finite_ = true;
+  // What travelled without compression: a sum tells whether a closer look is needed. Read at the end, so that a GPU is
+  // waited for once.
+  struct Sum {
+    at::Tensor value;
+    std::vector<size_t> members;
+  };
+  std::vector<Sum> sums_;
 
   Clock::time_point forward_begun_{};
   Clock::time_point first_gradient_{};

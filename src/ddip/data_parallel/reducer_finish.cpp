@@ -1,9 +1,11 @@
 // The end of a backward: what is left travels, the ranks agree on what was used, and the step is kept or dropped.
 #include <fmt/format.h>
 
+#include <cmath>
 #include <limits>
 
 #include "ddip/base/error.h"
+#include "ddip/data_parallel/compress/residuals.h"
 #include "ddip/data_parallel/reducer.h"
 
 namespace ddip::data_parallel {
@@ -45,6 +47,7 @@ void Reducer::finish() {
   }
   reduce_sparse(used);
   if (error_) drop(error_);
+  look_at_sums();
   install(used);
   if (compressor_) {
     for (size_t index = 0; index < used.size(); ++index) {
@@ -53,20 +56,6 @@ void Reducer::finish() {
   }
   touched_.assign(parameters_.size(), false);
   active_ = false;
-
-  if (compressor_) {
-    if (finite_)
-      compressor_->commit();
-    else
-      compressor_->rollback();
-  }
-  if (!finite_) {
-    ++stats_.skipped;
-    if (options_.keep_nonfinite)
-      spoil_gradients();
-    else
-      drop_gradients();
-  }
   if (!fixed) {
     auto is_dense = [&](size_t index) { return used[index] == Used::dense; };
     bool as_expected = true;
@@ -78,6 +67,21 @@ void Reducer::finish() {
     last_used_ = used;
   }
   if (!rebuilt_) rebuild();
+  // Nothing waits for another rank from here on: the step is kept on all ranks, or dropped on all.
+  if (compressor_) {
+    if (finite_)
+      compressor_->commit();
+    else
+      compressor_->rollback();
+  }
+  if (!finite_) {
+    ++stats_.nonfinite;
+    if (compressor_ || !options_.keep_nonfinite) ++stats_.skipped;
+    if (!options_.keep_nonfinite)
+      drop_gradients();
+    else if (compressor_)
+      spoil_gradients();
+  }
   ++stats_.steps;
   auto now = Clock::now();
   stats_.exposed_seconds += seconds(now - ended);
@@ -127,6 +131,7 @@ void Reducer::reduce_late(const std::vector<Used>& used) {
         [&] {
           ranks_->all_reduce(mean, Reduction::mean);
           if (rescale_ != 1.0) mean.mul_(rescale_);
+          note_sum(mean, {});
           stats_.sent_bytes += mean.nbytes();
         },
         true);
@@ -156,6 +161,7 @@ void Reducer::reduce_sparse(const std::vector<Used>& used) {
     on_thread([&] { ranks_->all_reduce(sum, Reduction::sum); }, true);
     if (error_) return;
     gradient = sum.mul(rescale_ / ranks_->world());
+    note_sum(gradient._values(), {});
     if (expected_[index] && views_[index].count_nonzero().item<int64_t>() > 0) gradient = views_[index] + gradient;
   }
 }
@@ -193,6 +199,26 @@ void Reducer::rebuild() {
   for (bool one : expected_) same.push_back(one ? Used::dense : Used::no);
   expect(same);
   rebuilt_ = true;
+}
+
+// `members`: whose memory it is, where that holds others' too; empty: it is one gradient.
+void Reducer::note_sum(const at::Tensor& reduced, std::vector<size_t> members) {
+  at::Tensor real = reduced.is_complex() ? at::view_as_real(reduced) : reduced;
+  sums_.push_back({real.sum(real.scalar_type() == at::kDouble ? at::kDouble : at::kFloat), std::move(members)});
+}
+
+// All ranks have the same bits, so that all come to the same end without asking.
+void Reducer::look_at_sums() {
+  auto is_finite = [](const at::Tensor& sum) { return std::isfinite(sum.item<double>()); };
+  std::vector<at::Tensor> values;
+  for (const Sum& sum : sums_) values.push_back(sum.value.to(at::kDouble));
+  if (values.empty() || is_finite(at::stack(values).sum())) return;
+  for (const Sum& sum : sums_) {
+    if (is_finite(sum.value)) continue;
+    // The sum of what is finite may overflow, and a part of the bucket that did not travel may hold anything.
+    if (sum.members.empty()) finite_ = false;
+    for (size_t member : sum.members) finite_ = finite_ && all_finite(flat_of(member));
+  }
 }
 
 void Reducer::drop_gradients() {
