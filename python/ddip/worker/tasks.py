@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddip import values
-from ddip.worker import shell
+from ddip.worker import out_of_memory, shell
 
 Ending = tuple[dict[str, Any], list[int]]
 
@@ -45,7 +45,8 @@ def text_of(error: BaseException) -> str:
 def traceback_of(error: BaseException) -> str:
     """An error that cannot even be shown must not cost the worker."""
     try:
-        return shell.format_error(error)
+        text, more = shell.format_error(error), out_of_memory.explain(error)
+        return f"{text.rstrip()}\n{more}" if more else text
     except Exception:
         frames = "".join(traceback.format_tb(error.__traceback__))
         return f"{frames}{type(error).__name__}: {text_of(error)}"

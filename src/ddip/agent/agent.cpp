@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 
+#include "ddip/agent/memory_watch.h"
 #include "ddip/agent/orphans.h"
 #include "ddip/base/check.h"
 #include "ddip/base/log.h"
@@ -37,7 +38,9 @@ struct Worker {
   uint32_t incarnation = 0;
   pid_t pid = 0;           // 0: being forked
   bool condemned = false;  // killed before its pid was known
+  bool killed = false;     // by us
   bool exec = false;
+  MemoryWatch memory;
   std::unique_ptr<wire::Channel> channel;
   std::optional<json> ending;  // how it ended, once that is known
   Fd last_words;               // a memory file it writes to when it crashes
@@ -260,6 +263,7 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     if (early) return worker_gone(worker.rank, worker.incarnation, std::move(early.mapped()));
     if (worker.condemned) kill_tree(pid);
     worker.pidfd = open_pidfd(pid);
+    worker.memory.look(pid);
     std::weak_ptr<Core> weak = weak_from_this();
     int rank = worker.rank;
     uint32_t incarnation = worker.incarnation;
@@ -307,7 +311,10 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     worker->patience = loop.after(kReapPatience, [weak, rank, incarnation] {
       auto self = weak.lock();
       if (!self) return;
-      if (Worker* worker = self->current(rank, incarnation)) ::kill(worker->pid, SIGKILL);
+      Worker* worker = self->current(rank, incarnation);
+      if (!worker) return;
+      worker->killed = true;
+      ::kill(worker->pid, SIGKILL);
     });
   }
 
@@ -336,6 +343,14 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     Worker* worker = current(rank, incarnation);
     if (!worker || worker->ending) return;
     if (worker->pid > 0) end_children(*worker);
+    if (how.value("signal", 0) == SIGKILL && !worker->killed) {
+      if (std::string why = worker->memory.why_killed(); !why.empty()) {
+        if (long kib = how.value("max_rss_kib", 0L); kib > 0) why += fmt::format("; it had {} MiB", kib / 1024);
+        how["why"] = why;
+      }
+      // What the kernel has counted now is told: of the next rank it would be a mistake.
+      for (auto& [other, one] : workers) one.memory.look(one.pid);
+    }
     how["pid"] = worker->pid;
     how["last_words"] = read_last_words(worker->last_words);
     worker->ending = std::move(how);
@@ -362,6 +377,7 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
       auto self = weak.lock();
       if (!self) return;
       self->looking.cancel();
+      for (auto& [rank, worker] : self->workers) worker.memory.look(worker.pid);  // it may have been moved
       if (self->orphans.look(self->own_children())) self->look_around_soon();
     });
   }
@@ -398,6 +414,7 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     }
     Worker* worker = current(rank, incarnation);
     if (!worker) return;
+    worker->killed = true;
     if (worker->pid > 0)
       kill_tree(worker->pid);
     else
