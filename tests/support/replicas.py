@@ -518,19 +518,23 @@ def given_up() -> list[bool]:
 
 
 def bystander(in_join: bool) -> list[float]:
-    """Two branches share a bucket; one is not used any more, and what lies in its gradient is each rank's own."""
+    """Two branches share a bucket; one is not used any more, its gradient still lies there, and is each rank's own."""
     dp = ddip.DataParallel(Branches(), bucket_mb=0.001)
-    for step in range(3):
-        dp.zero_grad(set_to_none=False)
-        late(dp, *batch(step, rank), rank, step).backward()
+
+    def backward(number: int, both: bool) -> None:
+        late(dp, *batch(number, rank), rank, 0 if both else 1).backward()
+
+    for number in range(3):
+        backward(number, both=True)
     assert any({0, 2} <= set(bucket) for bucket in dp._dp.buckets), dp._dp.buckets  # both weights
+    backward(3, both=False)
     unused = dp.branches[1].weight
     with torch.no_grad():
         unused.grad.fill_(rank + 1)
     with dp.join() if in_join else contextlib.nullcontext():
-        # In join the last rank has a step more than the others: there the mean is scaled.
-        for step in range(1, 3 if rank == world - 1 or not in_join else 2):
-            late(dp, *batch(step, rank), rank, step).backward()
+        # In join only the last rank has data: there the mean is scaled.
+        if rank == world - 1 or not in_join:
+            backward(4, both=False)
         found = unused.grad.clone()  # a rank without data drops its gradients
     return [found.min().item(), found.max().item()]
 

@@ -118,7 +118,7 @@ def aborted(compress: str, how: str) -> dict[str, Any]:
 
     def abort() -> None:
         session.through()
-        if how == "error in backward":
+        if how != "abort":
             raise Interrupted
         if session.name == 0:
             session.ranks.abort()
@@ -130,8 +130,13 @@ def aborted(compress: str, how: str) -> dict[str, Any]:
     else:
         said = "nothing"
     gradients = [parameter.grad is None for parameter in session.dp.parameters()]
+    # What is frozen is not expected by the next plan, and has no part in the step.
+    for parameter in session.dp.early:
+        parameter.requires_grad_(False)
     if how == "abort":
         session.resize(ddip.rank(), ddip.world_size())
+    else:
+        session.dp._dp.plan()
     session.step(early=False)
     after = session.rests()
     same = [torch.equal(a, b) for a, b in zip(before, after, strict=True)]

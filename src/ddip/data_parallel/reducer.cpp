@@ -190,7 +190,6 @@ void Reducer::on_gradient(size_t index) {
   }
   if (broken_->exchange(false) && active_) {
     drain();
-    if (compressor_) compressor_->rollback();
     active_ = false;
   }
   if (!parameters_[index].grad().defined())
@@ -231,6 +230,8 @@ void Reducer::on_gradient(size_t index) {
 void Reducer::begin_backward() {
   first_gradient_ = Clock::now();
   reset();
+  // A step before this one may have ended in the middle, under this plan or another.
+  if (compressor_) compressor_->rollback();
   rescale_ = 1.0;
   if (joining_ && !taking_part_) {
     std::vector<Doing> all = announce(Doing::backward);

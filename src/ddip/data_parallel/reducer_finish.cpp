@@ -51,7 +51,7 @@ void Reducer::finish() {
   install(used);
   if (compressor_) {
     for (size_t index = 0; index < used.size(); ++index) {
-      if (used[index] == Used::no) compressor_->rollback(index);
+      if (expected_[index] && used[index] == Used::no) compressor_->rollback(index);
     }
   }
   touched_.assign(parameters_.size(), false);
@@ -235,7 +235,6 @@ void Reducer::spoil_gradients() {
 
 // Some gradients are means, some are not: better none than half of them.
 void Reducer::drop(std::exception_ptr error) {
-  if (compressor_) compressor_->rollback();
   drop_gradients();
   touched_.assign(parameters_.size(), false);
   active_ = false;
