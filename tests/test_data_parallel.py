@@ -73,6 +73,8 @@ LIKE_ONE_PROCESS = {
     "static graph, sparse": "r.train(r.sparse_model, r.always_sparse, optimizer=lambda m: r.torch.optim.SGD(m.parameters(), 0.1), static_graph=True)",
     "without looking for unused, sparse": "r.train(r.sparse_model, r.always_sparse, optimizer=lambda m: r.torch.optim.SGD(m.parameters(), 0.1), find_unused=False)",
     "sparse on one rank, dense on another": "r.train(r.sparse_model, r.sparse_here_dense_there, optimizer=lambda m: r.torch.optim.SGD(m.parameters(), 0.1))",
+    "dense, then sparse": "r.train(r.sparse_model, r.dense_then_sparse, optimizer=lambda m: r.torch.optim.SGD(m.parameters(), 0.1), steps=7)",
+    "sparse, then dense": "r.train(r.sparse_model, r.sparse_then_dense, optimizer=lambda m: r.torch.optim.SGD(m.parameters(), 0.1), steps=7)",
     "thawed without looking for unused": "r.thawed_when_everything_is_expected()",
     "after a join that failed": "r.join_that_failed()",
     "two wrapped models in one loss": "r.two_models(True)",
@@ -101,6 +103,11 @@ def test_gradients_that_were_given_up_stay_none(two: Any) -> None:
 def test_a_gradient_that_nobody_asked_for_stays_as_it_is_beside_those_that_travel(ranks: Any, in_join: bool) -> None:
     world = ranks.world_size
     assert values(ranks, f"r.bystander({in_join})") == [[float(rank + 1)] * 2 for rank in range(world)]
+
+
+def test_what_was_added_up_without_sync_is_averaged_once(ranks: Any) -> None:
+    world = ranks.world_size
+    assert values(ranks, "r.bystander_of_an_earlier_sum()") == [[float(rank + 1)] * 2 for rank in range(world)]
 
 
 def test_training_goes_on_as_one_after_join_with_momentum(ranks: Any) -> None:
@@ -153,6 +160,8 @@ def test_helpers_make_things_alike_on_all_ranks(ranks: Any) -> None:
         # a gradient that nobody expected, whose bucket has left without it
         "False, r.Branches, r.late",
         "True, r.Branches, r.late",
+        # who has no data uses no parameter, and need not
+        "False, find_unused=False",
     ],
 )
 def test_ranks_with_more_batches_finish_and_no_sample_is_dropped(ranks: Any, case: str) -> None:
@@ -200,11 +209,13 @@ for step in range(3):
     if ddip.rank() == 1:
         import time; time.sleep(0.2)
     r.squares(dp, *r.batch(step, r.rank), r.rank, step).backward()
-stats = dp.stats(); (stats["slowest_rank"], stats["waited_seconds"])
+stats = dp.stats(); (stats["slowest_rank"], stats["waited_seconds"], dp.stats())
 """.replace("dp = ddip", "import ddip; dp = ddip"),
     )
     assert found[0][0] == 1 and found[0][1][1] > 0.5
     assert found[1][1][0] < 0.3
+    for _, _, since in found:  # nothing has happened since
+        assert not any(since["waited_seconds"]) and since["steps"] == 0 and since["sent_bytes"] == 0
 
 
 def test_the_model_shines_through(two: Any) -> None:
@@ -278,6 +289,25 @@ m
         values(two, code)
         == ["parameter branches.1.weight got no gradient in this backward; find_unused=True allows that"] * 2
     )
+
+
+def test_a_parameter_in_two_parts_of_re_entrant_checkpointing_is_named(two: Any) -> None:
+    """Its first gradient has left with its bucket when the second comes."""
+    code = """
+import ddip
+dp = ddip.DataParallel(r.CheckpointedTwice(), bucket_mb=0.0001)
+said = "nothing"
+for step in range(3):
+    dp.zero_grad()
+    x, y = r.batch(step, r.rank)
+    try: r.squares(dp, x.requires_grad_(), y, r.rank, step).backward()
+    except ddip.ConfigError as e: said = str(e)
+said
+"""
+    for said in values(two, code):
+        assert said.startswith("parameter twice.") and "got a gradient twice in one backward" in said, said
+        assert "use_reentrant=False" in said
+    assert all(one < EXACT for one in values(two, "r.train()"))
 
 
 def test_a_killed_rank_is_peer_lost_in_backward_and_no_half_step_stays() -> None:

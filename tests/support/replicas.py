@@ -149,6 +149,20 @@ class Checkpointed(nn.Module):
         return self.last(checkpoint(self.middle, self.first(x), use_reentrant=self.reentrant))
 
 
+class CheckpointedTwice(nn.Module):
+    """One layer in two checkpointed parts: re-entrant, each is a backward of its own inside the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for _ in range(2):
+            x = checkpoint(self.twice, x, use_reentrant=True)
+        return self.last(x)
+
+
 class Convolutions(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -224,6 +238,17 @@ def sparse_here_dense_there(model: Any, x: Any, y: Any, of: int, step: int) -> t
     words = (x[:, 0].abs() * 3).long()
     looked_up = model["words"](words) if of == 0 else F.embedding(words, model["words"].weight)
     return F.mse_loss(model["out"](looked_up), y)
+
+
+def dense_then_sparse(model: Any, x: Any, y: Any, of: int, step: int) -> torch.Tensor:
+    model = getattr(model, "module", model)
+    words = (x[:, 0].abs() * 3).long() + of
+    looked_up = model["words"](words) if step >= 3 else F.embedding(words, model["words"].weight)
+    return F.mse_loss(model["out"](looked_up), y)
+
+
+def sparse_then_dense(model: Any, x: Any, y: Any, of: int, step: int) -> torch.Tensor:
+    return dense_then_sparse(model, x, y, of, 6 - step)
 
 
 def always_one_branch(model: Any, x: Any, y: Any, of: int, step: int) -> torch.Tensor:
@@ -418,10 +443,10 @@ def normed_model() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3)).double()
 
 
-def uneven(by_all: bool = False, make: Any = normed_model, loss_of: Any = squares) -> tuple[float, int]:
+def uneven(by_all: bool = False, make: Any = normed_model, loss_of: Any = squares, **options: Any) -> tuple[float, int]:
     """Rank r has 2 + 3 r batches. One process: in each step the mean over those that still have one."""
     lengths = [2 + 3 * of for of in range(world)]
-    single, dp = pair(make)
+    single, dp = pair(make, **options)
     one, ours = torch.optim.SGD(single.parameters(), 0.1), torch.optim.SGD(dp.parameters(), 0.1)
     for step in range(max(lengths)):
         with_data = [of for of in range(world) if step < lengths[of]]
@@ -537,6 +562,20 @@ def bystander(in_join: bool) -> list[float]:
             backward(4, both=False)
         found = unused.grad.clone()  # a rank without data drops its gradients
     return [found.min().item(), found.max().item()]
+
+
+def bystander_of_an_earlier_sum() -> list[float]:
+    """A branch that was used without sync, and averaged with the next backward; the one after that does not use it."""
+    dp = ddip.DataParallel(Branches(), bucket_mb=0.001)
+    x, y = batch(0, rank)
+    with dp.no_sync():
+        F.mse_loss(dp(x, 1), y).backward()
+    F.mse_loss(dp(x, 0), y).backward()
+    unused = dp.branches[1].weight
+    with torch.no_grad():
+        unused.grad.fill_(rank + 1)
+    F.mse_loss(dp(x, 0), y).backward()
+    return [unused.grad.min().item(), unused.grad.max().item()]
 
 
 def joined_with_momentum() -> tuple[float, list[str]]:

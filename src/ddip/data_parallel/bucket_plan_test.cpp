@@ -42,6 +42,16 @@ TEST(BucketPlan, what_was_used_together_shares_no_bucket_with_what_was_not) {
   EXPECT_EQ(plan.buckets[1].members, (std::vector<size_t>{0, 1, 2, 5}));
 }
 
+// The ranks send buckets in this order, so one that is complete early must not wait behind one that is not.
+TEST(BucketPlan, open_buckets_of_several_kinds_come_in_the_order_in_which_they_become_complete) {
+  std::vector<Gradient> gradients = {{10, 4, 0}, {10, 8, 1}, {10, 2, 2}, {10, 4, 0}};
+  auto plan = plan_buckets(gradients, std::vector<size_t>{0, 1, 2, 3}, {});
+  ASSERT_EQ(plan.buckets.size(), 3u);
+  EXPECT_EQ(plan.buckets[0].kind, 1);
+  EXPECT_EQ(plan.buckets[1].kind, 2);
+  EXPECT_EQ(plan.buckets[2].members, (std::vector<size_t>{0, 3}));
+}
+
 TEST(BucketPlan, nothing_makes_no_bucket) { EXPECT_TRUE(plan_buckets({}, {}, {}).buckets.empty()); }
 
 // Whatever the sizes, kinds and order: every gradient has a place of its own inside its bucket, of its kind, on a line.
