@@ -416,6 +416,25 @@ def test_a_step_that_is_broken_off_leaves_nothing_in_what_compression_keeps(
         assert not found["late is as it was"], "the step after it counts"
 
 
+@pytest.mark.parametrize("compress", SENT)
+def test_a_gradient_of_nothing_but_zeros_is_zero_and_a_tiny_one_arrives(two: Any, compress: str) -> None:
+    code = f"""
+import ddip
+dp = ddip.DataParallel(r.nn.Linear(30, 40), compress={compress!r}, bucket_mb=0.0001)
+(dp.module.weight.sum() * 0 + dp.module.bias.sum() * 0).backward()
+zeros = [bool((p.grad == 0).all()) for p in dp.parameters()]
+dp.zero_grad()
+(dp.module.weight.sum() + dp.module.bias.sum()).backward()
+zeros.append(dp.stats()["nonfinite"] == 0 and all(p.grad.any() for p in dp.parameters()))  # and the next is as ever
+tiny = ddip.DataParallel(r.nn.Linear(1, 3, bias=False), compress="topk:0.01" if {compress!r}.startswith("topk") else {compress!r})
+tiny.module.weight.sum().backward()
+(zeros, int(tiny.module.weight.grad.count_nonzero()))
+"""
+    for zeros, arrived in values(two, code):
+        assert zeros == [True, True, True]
+        assert arrived == (1 if compress.startswith("topk") else 3)
+
+
 @pytest.mark.parametrize("compress", KEEPERS)
 def test_what_is_left_over_of_a_part_that_is_not_used_waits_for_it(ranks: Any, compress: str) -> None:
     ranks.run("import survivors")
