@@ -96,13 +96,18 @@ class PowerSgd : public Compressor {
   at::Tensor residual(size_t parameter) const override { return residuals_.of(parameter); }
 
  private:
-  // Where the last step ended; before the first, random numbers that are the same on every rank.
+  // Where the last step ended; before the first, random numbers that are the same on every rank. So too in place of a
+  // column that has become zero (the matrix was zero, or of lower rank): from zero it would never come back.
   at::Tensor begin_of(const Piece& piece, int64_t columns) const {
+    auto random = [&] {
+      auto generator = at::detail::createCPUGenerator(1 + piece.parameter);
+      return at::randn({columns, rank_}, generator, at::kFloat).to(piece.gradient.device());
+    };
     auto last = begins_.find(piece.parameter);
-    if (last != begins_.end() && last->second.size(0) == columns && last->second.device() == piece.gradient.device())
-      return last->second;
-    auto random = at::detail::createCPUGenerator(1 + piece.parameter);
-    return at::randn({columns, rank_}, random, at::kFloat).to(piece.gradient.device());
+    if (last == begins_.end() || last->second.size(0) != columns || last->second.device() != piece.gradient.device())
+      return random();
+    at::Tensor zero = last->second.abs().amax(0) == 0;
+    return zero.any().item<bool>() ? at::where(zero, random(), last->second) : last->second;
   }
 
   const int64_t rank_;
