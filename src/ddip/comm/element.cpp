@@ -25,9 +25,9 @@ const char* name_of(Reduction reduction) {
     case Reduction::min: return "min";
     case Reduction::max: return "max";
     case Reduction::product: return "product";
-    case Reduction::bit_and: return "and";
-    case Reduction::bit_or: return "or";
-    case Reduction::bit_xor: return "xor";
+    case Reduction::bit_and: return "bit_and";
+    case Reduction::bit_or: return "bit_or";
+    case Reduction::bit_xor: return "bit_xor";
     case Reduction::scaled_sum: return "scaled sum";
   }
   return "?";
