@@ -54,6 +54,7 @@ void bind_communicator(py::module_& module) {
                                py::dict result;
                                result["shared_tensors"] = can.shared_tensors;
                                result["identical_bits"] = can.identical_bits;
+                               result["wide_sums"] = can.wide_sums;
                                result["names_mismatch"] = can.names_mismatch;
                                result["notices_death"] = can.notices_death;
                                result["aborts"] = can.aborts;

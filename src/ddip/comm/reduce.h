@@ -16,4 +16,8 @@ bool can_reduce(Element element, Reduction reduction);
 void reduce(Element element, Reduction reduction, double scale, std::span<const void* const> inputs, void* out,
             size_t count);
 
+// 16-bit floats to 32 bits and back. REQUIRES: f16 or bf16.
+void to_floats(Element element, const void* in, float* out, size_t count);
+void from_floats(Element element, const float* in, void* out, size_t count);
+
 }  // namespace ddip::comm

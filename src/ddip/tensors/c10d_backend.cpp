@@ -10,8 +10,6 @@
 namespace ddip::tensors {
 namespace {
 
-using comm::shm::Collectives;
-
 // Virtual; pages that nobody touches cost nothing.
 constexpr size_t kArenaBytes = size_t{1} << 26;
 
@@ -122,18 +120,31 @@ struct C10dBackend::Window {
 
 C10dBackend::C10dBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                          std::chrono::milliseconds timeout)
-    : Backend(rank, size), options_(c10::make_intrusive<Options>(timeout)), window_(new Window) {
+    : Backend(rank, size), options_(c10::make_intrusive<Options>("ddip", timeout)), window_(new Window) {
   C10dStore keys(store);
-  segment_ = std::make_unique<comm::shm::Segment>(comm::shm::share(keys, "ddip/segment", rank, size, kArenaBytes));
-  collectives_ = std::make_unique<Collectives>(*segment_, rank, timeout);
-  operations_ = std::make_unique<Operations>(*collectives_);
+  shared_ = std::make_unique<Shared>(Shared{comm::shm::share(keys, "ddip/segment", rank, size, kArenaBytes), nullptr});
+  auto ranks = std::make_unique<comm::shm::Collectives>(shared_->segment, rank, timeout);
+  operations_ = std::make_unique<Operations>(*ranks, ranks.get());
+  collectives_ = std::move(ranks);
   // Who is missing is waited for at the store, where an interrupt can end it; nobody watches over the segment yet.
   keys.set(fmt::format("ddip/here/{}", rank), "");
   for (int peer = 0; peer < size; ++peer) keys.get(fmt::format("ddip/here/{}", peer));
   collectives_->barrier();
-  segment_->close_file();
-  watch_ = std::make_unique<comm::shm::Watch>(*segment_, rank);
+  shared_->segment.close_file();
+  shared_->watch = std::make_unique<comm::shm::Watch>(shared_->segment, rank);
   thread_ = std::make_unique<WorkerThread>();
+  std::lock_guard lock(window_->mutex);
+  window_->backend = this;
+}
+
+C10dBackend::C10dBackend(std::unique_ptr<comm::Collectives> ranks, const std::string& name,
+                         std::chrono::milliseconds timeout)
+    : Backend(ranks->rank(), ranks->world()),
+      options_(c10::make_intrusive<Options>(name, timeout)),
+      collectives_(std::move(ranks)),
+      operations_(std::make_unique<Operations>(*collectives_)),
+      window_(new Window),
+      thread_(std::make_unique<WorkerThread>()) {
   std::lock_guard lock(window_->mutex);
   window_->backend = this;
 }
@@ -148,7 +159,7 @@ C10dBackend::~C10dBackend() {
   shutdown();
   thread_.reset();
   mail_.reset();
-  watch_.reset();
+  if (shared_) shared_->watch.reset();
 }
 
 void C10dBackend::setTimeout(std::chrono::milliseconds timeout) {
@@ -340,7 +351,7 @@ C10dBackend::Work C10dBackend::alltoall(Tensors& outputs, Tensors& inputs, const
                [outputs, inputs](Operations& ranks) { ranks.all_to_all(outputs, inputs); });
 }
 
-comm::shm::Mail& C10dBackend::mail() {
+comm::Mail& C10dBackend::mail() {
   std::lock_guard lock(mail_mutex_);
   if (!mail_) mail_ = collectives_->open_mail();
   return *mail_;
@@ -372,7 +383,7 @@ C10dBackend::Work C10dBackend::recv(Tensors& tensors, int from, int tag) {
 }
 
 C10dBackend::Work C10dBackend::recvAnysource(Tensors& tensors, int tag) {
-  return receive(c10d::OpType::RECVANYSOURCE, tensors, comm::shm::kAnyRank, tag);
+  return receive(c10d::OpType::RECVANYSOURCE, tensors, comm::kAnyRank, tag);
 }
 
 C10dBackend::Work C10dBackend::barrier(const c10d::BarrierOptions& options) {
@@ -385,8 +396,13 @@ std::shared_ptr<std::byte> C10dBackend::allocate(size_t bytes) {
   return memory;
 }
 
-void C10dBackend::abort() { segment_->poison(comm::shm::kAborted); }
+void C10dBackend::abort() {
+  if (!shared_) throw ConfigError(fmt::format("backend {} cannot be aborted", getBackendName()));
+  shared_->segment.poison(comm::shm::kAborted);
+}
 
-void C10dBackend::shutdown() { segment_->leave(getRank()); }
+void C10dBackend::shutdown() {
+  if (shared_) shared_->segment.leave(getRank());
+}
 
 }  // namespace ddip::tensors

@@ -1,4 +1,5 @@
-// torch.distributed's backend `ddip`: our communicators under torch DDP, FSDP, DTensor and whatever else speaks c10d.
+// What our backends (shared memory, MPI) are to torch: torch.distributed's backend `ddip` under torch DDP, FSDP,
+// DTensor and whatever else speaks c10d, and the lower half of a Communicator.
 #pragma once
 
 #include <memory>
@@ -13,14 +14,16 @@ namespace ddip::tensors {
 class C10dBackend : public c10d::Backend {
  public:
   struct Options : c10d::Backend::Options {
-    explicit Options(std::chrono::milliseconds timeout) : c10d::Backend::Options("ddip", timeout) {}
+    Options(std::string name, std::chrono::milliseconds timeout) : c10d::Backend::Options(std::move(name), timeout) {}
   };
 
-  // Waits until all ranks are there.
+  // Shared memory. Waits until all ranks are there.
   C10dBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout);
+  // Any other.
+  C10dBackend(std::unique_ptr<comm::Collectives> ranks, const std::string& name, std::chrono::milliseconds timeout);
   ~C10dBackend() override;
 
-  const std::string getBackendName() const override { return "ddip"; }
+  const std::string getBackendName() const override { return options_->backend; }
   // Not marked `override`, here and below: torch 2.6 does not have them in its base.
   // NOLINTBEGIN(modernize-use-override)
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() { return options_; }
@@ -60,15 +63,16 @@ class C10dBackend : public c10d::Backend {
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
   // NOLINTBEGIN(modernize-use-override)
-  // Every wait ends, on all ranks; the group is dead.
+  // Every wait ends, on all ranks; the group is dead. ConfigError where capabilities() say that this cannot be.
   void abort();
   void shutdown();
   // NOLINTEND(modernize-use-override)
 
-  // Shutting it down is abort(), for who has no Python.
-  int abort_socket() const { return watch_->abort_socket(); }
+  comm::Capabilities capabilities() const { return collectives_->capabilities(); }
+  // Shutting it down is abort(), for who has no Python. REQUIRES: shared memory.
+  int abort_socket() const { return shared_->watch->abort_socket(); }
 
-  // Memory that all ranks see, on the CPU. All ranks call it, with the same size.
+  // Memory that all ranks see, on the CPU. All ranks call it, with the same size. REQUIRES: shared memory.
   std::shared_ptr<std::byte> allocate(size_t bytes);
   // Seconds this rank has waited for each of the others so far.
   std::vector<double> waited() const { return collectives_->waited(); }
@@ -85,15 +89,18 @@ class C10dBackend : public c10d::Backend {
   Work start(c10d::OpType type, bool async, Tensors result, std::function<void(Operations&)> body,
              std::optional<at::Device> device = std::nullopt);
   Work receive(c10d::OpType type, Tensors& tensors, int from, int tag);
-  comm::shm::Mail& mail();
+  comm::Mail& mail();
 
   c10::intrusive_ptr<Options> options_;
-  std::unique_ptr<comm::shm::Segment> segment_;
-  std::unique_ptr<comm::shm::Collectives> collectives_;
+  struct Shared {
+    comm::shm::Segment segment;
+    std::unique_ptr<comm::shm::Watch> watch;
+  };
+  std::unique_ptr<Shared> shared_;  // null: not shared memory
+  std::unique_ptr<comm::Collectives> collectives_;
   std::unique_ptr<Operations> operations_;
-  std::unique_ptr<comm::shm::Watch> watch_;
   std::mutex mail_mutex_;
-  std::unique_ptr<comm::shm::Mail> mail_;
+  std::unique_ptr<comm::Mail> mail_;
   Window* const window_;  // stays when we go
   std::atomic<uint64_t> sequence_ = 0;
   std::vector<Work> coalesced_;

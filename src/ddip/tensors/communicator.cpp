@@ -4,6 +4,7 @@
 
 #include "ddip/base/error.h"
 #include "ddip/tensors/c10d_backend.h"
+#include "ddip/tensors/elements.h"
 
 namespace ddip::tensors {
 namespace {
@@ -30,6 +31,20 @@ Options waiting(Options options) {
   return options;
 }
 
+// torch's backends write to a tensor as if it were in one piece, whether it is or not: a copy that is, written back.
+class Whole {
+ public:
+  Whole(const at::Tensor& tensor, bool ours) : tensor_(tensor), whole_(ours ? tensor : tensor.contiguous()) {}
+  const at::Tensor& get() const { return whole_; }
+  void finish() {
+    if (!whole_.is_same(tensor_)) tensor_.copy_(whole_);
+  }
+
+ private:
+  at::Tensor tensor_;
+  at::Tensor whole_;
+};
+
 }  // namespace
 
 Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend, std::string name, std::string reason)
@@ -39,19 +54,24 @@ Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend, std::strin
       reason_(std::move(reason)) {}
 
 Capabilities Communicator::capabilities() const {
-  if (ours_)
-    return {.shared_tensors = true,
-            .identical_bits = true,
-            .names_mismatch = true,
-            .notices_death = true,
-            .aborts = true,
-            .measures_waiting = true};
+  if (ours_) return ours_->capabilities();
   return {.identical_bits = true};
+}
+
+// Not every backend of torch's looks: some wait without end for a rank that is not there.
+void Communicator::require_peer(int peer) const {
+  if (peer < 0 || peer >= world() || peer == rank())
+    throw ConfigError(fmt::format("rank {} cannot exchange messages with rank {}", rank(), peer));
+}
+
+void Communicator::require_whole(const at::Tensor& tensor) const {
+  if (!ours_ && !tensor.is_contiguous())
+    throw ConfigError(fmt::format("backend {} takes contiguous tensors only here: give tensor.contiguous()", name_));
 }
 
 at::Tensor Communicator::empty(at::IntArrayRef sizes, const at::TensorOptions& options) {
   // On a GPU a copy costs less than the second meeting that reducing in place would need.
-  if (!ours_ || !options.device().is_cpu()) return at::empty(sizes, options);
+  if (!capabilities().shared_tensors || !options.device().is_cpu()) return at::empty(sizes, options);
   size_t bytes = static_cast<size_t>(c10::multiply_integers(sizes)) * options.dtype().itemsize();
   std::shared_ptr<std::byte> memory = ours_->allocate(bytes);
   void* data = memory.get();
@@ -59,6 +79,8 @@ at::Tensor Communicator::empty(at::IntArrayRef sizes, const at::TensorOptions& o
 }
 
 Communicator::Work Communicator::start_all_reduce(const at::Tensor& tensor, Reduction reduction) {
+  if (!ours_) comm::require_reducible({element_of(tensor), reduction});
+  require_whole(tensor);
   Tensors tensors{tensor};
   c10d::AllreduceOptions options;
   if (reduction == Reduction::mean && !ours_ && backend_->getBackendName() != "nccl") {
@@ -71,8 +93,9 @@ Communicator::Work Communicator::start_all_reduce(const at::Tensor& tensor, Redu
 
 void Communicator::all_reduce(const at::Tensor& tensor, Reduction reduction) {
   if (!ours_) {
-    start_all_reduce(tensor, reduction)->wait();
-    return;
+    Whole whole(tensor, false);
+    start_all_reduce(whole.get(), reduction)->wait();
+    return whole.finish();
   }
   Tensors tensors{tensor};
   auto options = waiting(c10d::AllreduceOptions());
@@ -81,18 +104,24 @@ void Communicator::all_reduce(const at::Tensor& tensor, Reduction reduction) {
 }
 
 void Communicator::broadcast(const at::Tensor& tensor, int root) {
-  Tensors tensors{tensor};
+  comm::require_root(root, world());
+  Whole whole(tensor, ours_);
+  Tensors tensors{whole.get()};
   auto options = waiting(c10d::BroadcastOptions());
   options.rootRank = root;
   backend_->broadcast(tensors, options)->wait();
+  whole.finish();
 }
 
 void Communicator::reduce(const at::Tensor& tensor, int root, Reduction reduction) {
-  Tensors tensors{tensor};
+  comm::require_root(root, world());
+  Whole whole(tensor, ours_);
+  Tensors tensors{whole.get()};
   auto options = waiting(c10d::ReduceOptions());
   options.rootRank = root;
   options.reduceOp = operation_of(reduction);
   backend_->reduce(tensors, options)->wait();
+  whole.finish();
 }
 
 at::Tensor Communicator::all_gather(const at::Tensor& tensor) {
@@ -105,6 +134,7 @@ at::Tensor Communicator::all_gather(const at::Tensor& tensor) {
 }
 
 Communicator::Tensors Communicator::gather(const at::Tensor& tensor, int root) {
+  comm::require_root(root, world());
   Tensors inputs{tensor}, list;
   std::vector<Tensors> outputs;
   if (rank() == root) {
@@ -118,6 +148,8 @@ Communicator::Tensors Communicator::gather(const at::Tensor& tensor, int root) {
 }
 
 void Communicator::scatter(const at::Tensor& out, const Tensors& list, int root) {
+  comm::require_root(root, world());
+  require_whole(out);
   Tensors outputs{out};
   std::vector<Tensors> inputs;
   if (rank() == root) inputs.push_back(list);
@@ -127,6 +159,8 @@ void Communicator::scatter(const at::Tensor& out, const Tensors& list, int root)
 }
 
 void Communicator::reduce_scatter(const at::Tensor& out, const at::Tensor& in, Reduction reduction) {
+  require_whole(out);
+  require_whole(in);
   at::Tensor output = out, input = in;
   auto options = waiting(c10d::ReduceScatterOptions());
   options.reduceOp = operation_of(reduction);
@@ -134,6 +168,8 @@ void Communicator::reduce_scatter(const at::Tensor& out, const at::Tensor& in, R
 }
 
 void Communicator::all_to_all(const at::Tensor& out, const at::Tensor& in) {
+  require_whole(out);
+  require_whole(in);
   at::Tensor output = out, input = in;
   std::vector<int64_t> even;
   backend_->alltoall_base(output, input, even, even, waiting(c10d::AllToAllOptions()))->wait();
@@ -142,11 +178,15 @@ void Communicator::all_to_all(const at::Tensor& out, const at::Tensor& in) {
 void Communicator::barrier() { backend_->barrier(waiting(c10d::BarrierOptions()))->wait(); }
 
 Communicator::Work Communicator::start_send(const at::Tensor& tensor, int to, int tag) {
+  require_peer(to);
+  require_whole(tensor);
   Tensors tensors{tensor};
   return backend_->send(tensors, to, tag);
 }
 
 Communicator::Work Communicator::start_receive(const at::Tensor& tensor, int from, int tag) {
+  require_peer(from);
+  require_whole(tensor);
   Tensors tensors{tensor};
   return backend_->recv(tensors, from, tag);
 }

@@ -7,21 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "ddip/comm/element.h"
+#include "ddip/comm/collectives.h"
 #include "ddip/tensors/torch.h"
 #include "ddip/tensors/worker_thread.h"
 
 namespace ddip::tensors {
 
-// What a backend promises. One suite of tests asserts it for each.
-struct Capabilities {
-  bool shared_tensors = false;    // empty() gives memory that all ranks see, and all_reduce on it copies less
-  bool identical_bits = false;    // a reduction gives every rank the same bits
-  bool names_mismatch = false;    // ranks that make different calls get an error that names both
-  bool notices_death = false;     // a killed rank is an error on the others at once, not after the timeout
-  bool aborts = false;            // abort() ends what waits, on all ranks
-  bool measures_waiting = false;  // waited() says for whom
-};
+using comm::Capabilities;
 
 class C10dBackend;
 
@@ -72,6 +64,10 @@ class Communicator {
   WorkerThread& thread();
 
  private:
+  void require_peer(int peer) const;
+  // Where torch would read and write past it.
+  void require_whole(const at::Tensor& tensor) const;
+
   c10::intrusive_ptr<c10d::Backend> backend_;
   C10dBackend* ours_;  // null: it is torch's
   std::string name_;

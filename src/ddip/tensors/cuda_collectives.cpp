@@ -6,9 +6,9 @@ namespace ddip::tensors {
 namespace {
 
 using comm::Reduction;
+using comm::Typed;
 using comm::shm::Kind;
 using comm::shm::Operation;
-using comm::shm::Typed;
 
 // Tensors that are larger go in pieces: a piece costs a meeting, its bytes next to nothing.
 constexpr size_t kPieceBytes = size_t{256} << 20;

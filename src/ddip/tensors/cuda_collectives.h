@@ -17,10 +17,10 @@ class CudaCollectives {
   CudaCollectives(comm::shm::Collectives& ranks, at::Device device) : ranks_(ranks), device_(device) {}
 
   // Contiguous tensors on our device. They are there, on every stream, when the call returns.
-  void all_reduce(const at::Tensor& tensor, const comm::shm::Typed& typed);
+  void all_reduce(const at::Tensor& tensor, const comm::Typed& typed);
   void broadcast(const at::Tensor& tensor, int root);
   void all_gather(const at::Tensor& all, const at::Tensor& mine);
-  void reduce_scatter(const at::Tensor& mine, const at::Tensor& all, const comm::shm::Typed& typed);
+  void reduce_scatter(const at::Tensor& mine, const at::Tensor& all, const comm::Typed& typed);
 
   at::Device device() const { return device_; }
 

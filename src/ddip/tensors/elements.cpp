@@ -31,8 +31,8 @@ size_t elements_in(const at::Tensor& tensor) {
   return static_cast<size_t>(tensor.numel()) * (tensor.is_complex() ? 2 : 1);
 }
 
-comm::shm::Typed typed(const at::Tensor& tensor, const c10d::ReduceOp& operation) {
-  comm::shm::Typed result{element_of(tensor), Reduction::sum, 1.0};
+comm::Typed typed(const at::Tensor& tensor, const c10d::ReduceOp& operation) {
+  comm::Typed result{element_of(tensor), Reduction::sum, 1.0};
   switch (operation.op_) {
     case c10d::ReduceOp::SUM: break;
     case c10d::ReduceOp::AVG: result.reduction = Reduction::mean; break;

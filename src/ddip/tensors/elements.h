@@ -1,7 +1,7 @@
 // What torch calls types and reductions, in comm's words.
 #pragma once
 
-#include "ddip/comm/shm/collectives.h"
+#include "ddip/comm/collectives.h"
 #include "ddip/tensors/torch.h"
 
 namespace ddip::tensors {
@@ -10,6 +10,6 @@ namespace ddip::tensors {
 comm::Element element_of(const at::Tensor& tensor);
 size_t elements_in(const at::Tensor& tensor);
 
-comm::shm::Typed typed(const at::Tensor& tensor, const c10d::ReduceOp& operation);
+comm::Typed typed(const at::Tensor& tensor, const c10d::ReduceOp& operation);
 
 }  // namespace ddip::tensors

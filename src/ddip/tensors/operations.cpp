@@ -96,15 +96,15 @@ Flat Flat::output(const at::Tensor& tensor) {
 }
 
 CudaCollectives* Operations::on(at::Device device) {
-  if (device.is_cpu()) return nullptr;
+  if (device.is_cpu() || !shared_) return nullptr;
   for (const auto& one : cuda_) {
     if (one->device() == device) return one.get();
   }
-  return cuda_.emplace_back(std::make_unique<CudaCollectives>(ranks_, device)).get();
+  return cuda_.emplace_back(std::make_unique<CudaCollectives>(*shared_, device)).get();
 }
 
 void Operations::all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& operation) {
-  comm::shm::Typed how = typed(tensor, operation);
+  comm::Typed how = typed(tensor, operation);
   if (CudaCollectives* cuda = on(tensor.device())) {
     OnGpu work(tensor);
     cuda->all_reduce(work.flat(), how);
@@ -206,7 +206,7 @@ void Operations::reduce_scatter(const at::Tensor& output, const at::Tensor& inpu
   if (input.numel() != output.numel() * world() || output.scalar_type() != input.scalar_type())
     throw ConfigError(
         fmt::format("reduce_scatter: the input needs {} elements, it has {}", output.numel() * world(), input.numel()));
-  comm::shm::Typed how = typed(output, operation);
+  comm::Typed how = typed(output, operation);
   if (CudaCollectives* cuda = on(output.device())) {
     OnGpu out(output), in(input);
     cuda->reduce_scatter(out.flat(), in.flat(), how);

@@ -14,9 +14,11 @@ namespace ddip::tensors {
 class Operations {
  public:
   using Tensors = std::vector<at::Tensor>;
-  using Part = comm::shm::Collectives::Part;
+  using Part = comm::Part;
 
-  explicit Operations(comm::shm::Collectives& ranks) : ranks_(ranks) {}
+  // `shared`: the same ranks where they share memory, which GPU tensors need to meet; null: those go through the CPU.
+  explicit Operations(comm::Collectives& ranks, comm::shm::Collectives* shared = nullptr)
+      : ranks_(ranks), shared_(shared) {}
 
   void barrier() { ranks_.barrier(); }
   void all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& operation);
@@ -41,10 +43,11 @@ class Operations {
   int world() const { return ranks_.world(); }
 
  private:
-  // Null for the CPU.
+  // Null: through the CPU.
   CudaCollectives* on(at::Device device);
 
-  comm::shm::Collectives& ranks_;
+  comm::Collectives& ranks_;
+  comm::shm::Collectives* const shared_;
   std::vector<std::unique_ptr<CudaCollectives>> cuda_;
 };
 

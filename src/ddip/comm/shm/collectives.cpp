@@ -36,11 +36,6 @@ void copy_bytes(void* to, const void* from, size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
 
-void require_reducible(const Typed& typed) {
-  if (!can_reduce(typed.element, typed.reduction))
-    throw ConfigError(fmt::format("{} does not exist for {}", name_of(typed.reduction), name_of(typed.element)));
-}
-
 }  // namespace
 
 Collectives::Collectives(const Segment& segment, int rank, std::chrono::milliseconds patience)
@@ -56,8 +51,14 @@ Collectives::Half Collectives::half(int rank) const {
   return {begin, begin + piece_bytes_};
 }
 
-void Collectives::require_root(int root) const {
-  if (root < 0 || root >= world()) throw ConfigError(fmt::format("root {} is no rank (0-{})", root, world() - 1));
+Capabilities Collectives::capabilities() const {
+  return {.shared_tensors = true,
+          .identical_bits = true,
+          .wide_sums = true,
+          .names_mismatch = true,
+          .notices_death = true,
+          .aborts = true,
+          .measures_waiting = true};
 }
 
 void Collectives::in_pieces(const Operation& operation, size_t bytes, size_t piece, const Step& put, const Step& take) {
@@ -134,7 +135,7 @@ void Collectives::all_reduce_symmetric(const Slab& slab, const Operation& operat
 
 void Collectives::reduce(void* data, size_t count, const Typed& typed, int root) {
   require_reducible(typed);
-  require_root(root);
+  require_root(root, world());
   Operation operation{
       .count = count, .kind = Kind::reduce, .element = typed.element, .reduction = typed.reduction, .root = root};
   size_t unit = size_of(typed.element);
@@ -147,7 +148,7 @@ void Collectives::reduce(void* data, size_t count, const Typed& typed, int root)
 }
 
 void Collectives::broadcast(void* data, size_t bytes, int root) {
-  require_root(root);
+  require_root(root, world());
   in_pieces(
       {.count = bytes, .kind = Kind::broadcast, .root = root}, bytes, piece_bytes_,
       [&](size_t offset, size_t length) {
@@ -169,7 +170,7 @@ void Collectives::all_gather(const void* mine, void* all, size_t bytes) {
 }
 
 void Collectives::gather(const void* mine, void* all, size_t bytes, int root) {
-  require_root(root);
+  require_root(root, world());
   in_pieces(
       {.count = bytes, .kind = Kind::gather, .root = root}, bytes, piece_bytes_,
       [&](size_t offset, size_t length) { copy_bytes(half(rank_).data, at(mine, offset), length); },
@@ -181,7 +182,7 @@ void Collectives::gather(const void* mine, void* all, size_t bytes, int root) {
 }
 
 void Collectives::scatter(const void* all, void* mine, size_t bytes, int root) {
-  require_root(root);
+  require_root(root, world());
   size_t share = share_bytes();
   in_pieces(
       {.count = bytes, .kind = Kind::scatter, .root = root}, bytes, share,
@@ -247,7 +248,7 @@ void Collectives::all_to_all(const void* out, std::span<const Part> to, void* in
   }
 }
 
-std::unique_ptr<Mail> Collectives::open_mail() const {
+std::unique_ptr<comm::Mail> Collectives::open_mail() {
   return std::make_unique<Mail>(segment_, rank_, rings_begin(), kRingBytes, patience_);
 }
 

@@ -173,7 +173,7 @@ TEST_P(Worlds, all_to_all_with_parts_of_any_size) {
   expect_well(on_all(world, [&](Collectives& ranks) {
     for (size_t unit : {size_t{0}, size_t{1}, size_t{1000}, kPiece / 8}) {
       auto size = [&](int from, int to) { return unit * static_cast<size_t>((from * 3 + to * 5) % 4); };
-      std::vector<Collectives::Part> to, from;
+      std::vector<Part> to, from;
       std::vector<uint8_t> out, expected;
       for (int rank = 0; rank < world; ++rank) {
         to.push_back({out.size(), size(ranks.rank(), rank)});
@@ -292,8 +292,8 @@ TEST(ShmCollectives, who_does_not_come_is_named_after_the_deadline) {
 TEST(ShmCollectives, parts_that_do_not_fit_are_an_error_and_nobody_waits_for_ever) {
   auto errors = on_all(2, [](Collectives& ranks) {
     uint8_t data[16] = {};
-    std::vector<Collectives::Part> to = {{0, 4}, {4, 4}};
-    std::vector<Collectives::Part> from = {{0, 4}, {4, ranks.rank() == 0 ? size_t{8} : size_t{4}}};
+    std::vector<Part> to = {{0, 4}, {4, 4}};
+    std::vector<Part> from = {{0, 4}, {4, ranks.rank() == 0 ? size_t{8} : size_t{4}}};
     ranks.all_to_all(data, to, data + 8, from);
     ranks.barrier();
   });

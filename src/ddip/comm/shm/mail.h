@@ -1,4 +1,4 @@
-// Messages between two ranks, in order for each pair and tag. Each pair and direction has a ring in shared memory;
+// Messages through shared memory. Each pair and direction has a ring in shared memory;
 // large messages stream through it. One thread moves all messages of this rank, so none waits for another's receiver.
 #pragma once
 
@@ -10,24 +10,19 @@
 #include <mutex>
 #include <thread>
 
+#include "ddip/comm/collectives.h"
 #include "ddip/comm/shm/segment.h"
 
 namespace ddip::comm::shm {
 
-constexpr int kAnyRank = -1;
-
-class Mail {
+class Mail : public comm::Mail {
  public:
-  // Called once, on our thread: with the error, or without one and the rank at the other end.
-  using Done = std::function<void(std::exception_ptr error, int peer)>;
-
   // `rings`: where this rank's rings begin in every arena, one ring of `ring_bytes` per receiver.
   Mail(const Segment& segment, int rank, size_t rings, size_t ring_bytes, std::chrono::milliseconds patience);
-  ~Mail();
+  ~Mail() override;
 
-  // The memory must stay until `done`.
-  void send(int to, int64_t tag, const void* data, size_t bytes, Done done);
-  void receive(int from, int64_t tag, void* data, size_t bytes, Done done);  // from kAnyRank too
+  void send(int to, int64_t tag, const void* data, size_t bytes, Done done) override;
+  void receive(int from, int64_t tag, void* data, size_t bytes, Done done) override;
 
   static size_t rings_bytes(int world, size_t ring_bytes) { return static_cast<size_t>(world) * ring_bytes; }
 

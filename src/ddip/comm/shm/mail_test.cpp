@@ -47,7 +47,7 @@ class MailTest : public testing::Test {
 
   Segment segment;
   std::vector<std::unique_ptr<Collectives>> ranks;
-  std::vector<std::unique_ptr<Mail>> mail;
+  std::vector<std::unique_ptr<comm::Mail>> mail;
 };
 
 class ImpatientMailTest : public MailTest {
