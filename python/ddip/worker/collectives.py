@@ -26,6 +26,9 @@ OPERATIONS = (
 # The group that is not there yet: its connections to the store.
 BEING_MADE = "being made"
 
+# What --backend says, in torch's words.
+TORCHS_NAME = {"auto": "gloo", "shm": "ddip"}
+
 _control: Any = None
 _patched = False
 # How the default group was made, to make it again: (args, kwargs) of init_process_group.
@@ -239,7 +242,8 @@ def rebuild(attempt: int, others: dict[str, Any] | None = None) -> None:
     args, kwargs = made.get("args", ()), made.get("kwargs", {})
     if not args and not kwargs:
         others = others or {}
-        args = (others.get("backend") or os.environ.get("DDIP_BACKEND", "gloo"),)
+        asked = os.environ.get("DDIP_BACKEND", "auto")
+        args = (others.get("backend") or TORCHS_NAME.get(asked, asked),)
         if "seconds" in others:
             kwargs = {"timeout": datetime.timedelta(seconds=others["seconds"])}
     distributed.init_process_group(*args, **kwargs)

@@ -13,7 +13,7 @@ FlagTable group_flags(const std::string& command) {
        {{"--gpus", "-g", Takes::Value, "LIST|all", "GPUs by nvidia-smi's numbers, in your order: 3,1"},
         {"--workers", "-n", Takes::Value, "N", "N CPU workers; with -g, N workers over those GPUs in turn"},
         {"--threads", "", Takes::Value, "N", "threads of each worker (default: cores / workers)"},
-        {"--backend", "", Takes::Value, "NAME", "auto or gloo (nccl, mpi: later release)"},
+        {"--backend", "", Takes::Value, "NAME", "auto, shm, nccl or gloo"},
         {"--hosts", "-H", Takes::Value, "LIST", "several machines (later release)"},
         {"--slurm", "", Takes::Nothing, "", "workers of a Slurm job (later release)"},
         {"--app", "-a", Takes::Value, "NAME", "prepare the workers for a library (later release)"}}},

@@ -79,11 +79,10 @@ void refuse_what_comes_later(const Flags& flags) {
 }
 
 std::string backend(const FlagText& flag) {
-  static const std::set<std::string> later = {"nccl", "mpi"};
-  if (later.contains(flag.text)) refuse(flag, "this backend comes in a later release; expected auto or gloo");
-  if (flag.text == "shm" || flag.text == "ddip")
-    refuse(flag, "shared memory is chosen in a cell, by init_process_group(\"ddip\"); expected auto or gloo");
-  return one_of(flag, {"auto", "gloo"});
+  if (flag.text == "mpi")
+    refuse(flag, "MPI is for programs started by mpirun, where ddip.comm() finds it; expected auto, shm, nccl or gloo");
+  if (flag.text == "ddip") refuse(flag, "that is torch's name for it; expected shm");
+  return one_of(flag, {"auto", "shm", "nccl", "gloo"});
 }
 
 std::string gpus_place(const Flags& flags) { return flags.command() + " " + flags.spelling("--gpus"); }
@@ -204,7 +203,5 @@ std::vector<std::string> group_flag_names() {
   }
   return names;
 }
-
-std::string resolve_backend(const std::string& backend) { return backend == "auto" ? "gloo" : backend; }
 
 }  // namespace ddip::launch

@@ -37,7 +37,7 @@ struct GroupOptions {
   std::string gpus_where = "-g";    // "%makedip -g": where that was written
   std::optional<int> workers;
   std::optional<int> threads;
-  std::string backend = "auto";  // "auto" or "gloo"; resolve_backend() says which it is
+  std::string backend = "auto";  // auto, shm, nccl or gloo
 
   // Lifetime.
   Seconds timeout{60};
@@ -64,8 +64,5 @@ GroupOptions parse_group_flags(const std::vector<std::string>& args, const std::
 // The same table as text, and as names for completion.
 std::string group_help(const std::string& command);
 std::vector<std::string> group_flag_names();
-
-// "auto" is "gloo" until the other backends arrive.
-std::string resolve_backend(const std::string& backend);
 
 }  // namespace ddip::launch

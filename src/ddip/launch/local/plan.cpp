@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "ddip/base/check.h"
+#include "ddip/base/error.h"
 
 namespace ddip::launch::local {
 namespace {
@@ -50,6 +51,14 @@ std::optional<std::uint16_t> wanted_port(const GroupOptions& options, const Envi
   return static_cast<std::uint16_t>(whole_number(text, {"a port", 1, 65535}));
 }
 
+// NCCL would find out itself, deep inside, or wait for ever.
+void require_gpu_per_rank(const Plan& plan) {
+  const int gpus = static_cast<int>(plan.gpus.size());
+  if (gpus >= plan.world_size) return;
+  throw ConfigError("--backend nccl: it needs a GPU for each worker, and " + counted(plan.world_size, "worker") +
+                    " would have " + (gpus == 0 ? "none" : counted(gpus, "GPU")) + "; expected -g, or --backend shm");
+}
+
 }  // namespace
 
 Plan plan(const GroupOptions& options, const std::vector<Device>& devices, int cores, const Environment& user_env) {
@@ -61,7 +70,8 @@ Plan plan(const GroupOptions& options, const std::vector<Device>& devices, int c
   const int without_n = plan.gpus.empty() ? kDefaultCpuRanks : static_cast<int>(plan.gpus.size());
   plan.world_size = options.workers.value_or(without_n);
   plan.threads = options.threads.value_or(std::max(1, cores / plan.world_size));
-  plan.backend = resolve_backend(options.backend);
+  plan.backend = options.backend;
+  if (plan.backend == "nccl") require_gpu_per_rank(plan);
   plan.master_port = wanted_port(options, user_env);
   plan.sentence =
       plan.gpus.empty() ? cpu_sentence(plan, cpu_asked, devices.size()) : gpu_sentence(plan.world_size, plan.gpus);

@@ -24,14 +24,14 @@ struct Plan {
   int world_size = 0;
   int threads = 1;                           // of each rank
   std::vector<int> gpus;                     // nvidia-smi's numbers in the user's order; empty: CPU ranks
-  std::string backend;                       // resolved
+  std::string backend;                       // as asked for; what auto is, each use of it knows
   std::optional<std::uint16_t> master_port;  // asked for by flag or exported MASTER_PORT; unset: bind a free one
   std::string sentence;                      // "2 CPU workers, 1 thread each: no GPU is visible"
   Environment common;                        // the variables that are the same on every rank, --env among them
 };
 
 // REQUIRES: cores >= 1. `user_env` is the client's environment; only MASTER_PORT is read from it. ConfigError: a GPU
-// that is not there, an exported MASTER_PORT that is no port.
+// that is not there, an exported MASTER_PORT that is no port, nccl without a GPU for each rank.
 Plan plan(const GroupOptions& options, const std::vector<Device>& devices, int cores, const Environment& user_env);
 
 // Rank r's GPU as the worker counts them (cuda:0 is the first of plan.gpus): r mod their number. Unset: CPU.

@@ -44,8 +44,18 @@ TEST(LocalPlan, decides_the_shape_and_says_why) {
     EXPECT_EQ(made.world_size, shape.world_size) << shape.sentence;
     EXPECT_EQ(made.gpus, shape.gpus) << shape.sentence;
     EXPECT_EQ(made.sentence, shape.sentence);
-    EXPECT_EQ(made.backend, "gloo");
+    EXPECT_EQ(made.backend, "auto");
   }
+}
+
+TEST(LocalPlan, nccl_is_refused_unless_each_worker_has_a_gpu) {
+  const std::string needs = "--backend nccl: it needs a GPU for each worker, and ";
+  EXPECT_EQ(config_error([] { planned({"-n", "2", "--backend", "nccl"}, "2", 8); }),
+            needs + "2 workers would have none; expected -g, or --backend shm");
+  EXPECT_EQ(config_error([] { planned({"-g", "0", "-n", "2", "--backend", "nccl"}, "2", 8); }),
+            needs + "2 workers would have 1 GPU; expected -g, or --backend shm");
+  EXPECT_EQ(planned({"-g", "0,1", "--backend", "nccl"}, "2", 8).backend, "nccl");
+  EXPECT_EQ(planned({"--backend", "nccl"}, "1", 8).backend, "nccl");
 }
 
 TEST(LocalPlan, gives_each_rank_what_torch_distributed_reads) {
