@@ -82,12 +82,17 @@ def __dir__() -> list[str]:
 
 
 def rank() -> int:
-    """This worker's position in its group; 0 outside a group."""
-    return int(os.environ.get("RANK", "0"))
+    """This worker's position in its group, or under torchrun or mpirun; 0 elsewhere."""
+    return int(os.environ["OMPI_COMM_WORLD_RANK"] if started_by_mpirun() else os.environ.get("RANK", "0"))
 
 
 def world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return int(os.environ["OMPI_COMM_WORLD_SIZE"] if started_by_mpirun() else os.environ.get("WORLD_SIZE", "1"))
+
+
+def started_by_mpirun() -> bool:
+    """Whether Open MPI's mpirun started this process, and nobody since: RANK is what ddip and torchrun set."""
+    return "OMPI_COMM_WORLD_SIZE" in os.environ and "RANK" not in os.environ
 
 
 def device() -> Any:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ddip import started_by_mpirun
 from ddip.errors import ConfigError
 
 if TYPE_CHECKING:
     from ddip._engine import Communicator
 
-BACKENDS = ("auto", "shm", "c10d")
+BACKENDS = ("auto", "shm", "nccl", "mpi", "gloo", "c10d")
 # Waiting longer than this for another rank is an error.
 PATIENCE = datetime.timedelta(minutes=30)
 
@@ -33,8 +36,15 @@ def engine() -> Any:
 
 
 def comm(backend: str = "auto", *, timeout: float | None = None) -> Communicator:
-    """This group's communicator, made by the first call on all ranks. `backend`: shm (memory that the ranks of one host
-    share, on CPU and GPU), c10d (the default process group, whatever it is), auto (shm)."""
+    """This group's communicator, made by the first call on all ranks. `backend`:
+
+    shm    memory that the ranks of one host share, on CPU and GPU
+    nccl   torch's NCCL: one GPU per rank
+    gloo   torch's Gloo
+    mpi    Open MPI, in a program started by mpirun
+    c10d   the default process group, whatever it is
+    auto   what the group's --backend says; else mpi under mpirun and shm everywhere else
+    """
     global _attempt, _times
     if backend not in BACKENDS:
         raise ConfigError(f"backend={backend!r} is unknown, one of {', '.join(BACKENDS)} was expected")
@@ -56,28 +66,118 @@ def private(purpose: str) -> Communicator:
     return _made[purpose]
 
 
+def chosen(backend: str) -> tuple[str, str]:
+    """What auto is here, and why, for people."""
+    from ddip import device
+
+    of_group = os.environ.get("DDIP_BACKEND", "auto")
+    if backend != "auto":
+        return backend, "asked for"
+    if control() is not None and of_group != "auto":
+        return of_group, f"the group has --backend {of_group}"
+    if started_by_mpirun():
+        return "mpi", "started by mpirun"
+    where = "the GPU's" if device().type == "cuda" else "one host's"
+    return "shm", f"all ranks see {where} memory"
+
+
 def make(backend: str, patience: datetime.timedelta) -> Any:
+    name, reason = chosen(backend)
+    if name == "c10d":
+        return of_default_group()
+    return engine().Communicator(MAKERS[name](patience), name, reason)
+
+
+def of_default_group() -> Any:
+    import torch.distributed as distributed
+
+    from ddip import device
+
+    if not (distributed.is_available() and distributed.is_initialized()):
+        raise ConfigError(
+            "backend='c10d' works over the default process group: call torch.distributed.init_process_group first"
+        )
+    group = distributed.distributed_c10d._get_default_group()
+    return engine().Communicator(group._get_backend(device()), distributed.get_backend(), "the default process group")
+
+
+def make_shm(patience: datetime.timedelta) -> Any:
+    from ddip import rank, world_size
+
+    made = engine().C10dBackend(store(), rank(), world_size(), patience)
+    if control() is not None:
+        control().add_group(f"ddip.comm {_times}", [made.abort_socket])
+        control().add_describer(f"ddip.comm {_times}", made.describer)
+    return made
+
+
+def make_mpi(patience: datetime.timedelta) -> Any:
+    if control() is not None or not started_by_mpirun():
+        why = "this rank is a worker of a group" if control() is not None else "OMPI_COMM_WORLD_SIZE is not set"
+        raise ConfigError(f"backend='mpi' is for programs started by mpirun: {why}")
+    return engine().C10dBackend.over_mpi(patience)
+
+
+def make_gloo(patience: datetime.timedelta) -> Any:
+    import torch.distributed as distributed
+
+    from ddip import rank, world_size
+
+    if not (distributed.is_available() and distributed.is_gloo_available()):
+        raise ConfigError("backend='gloo': this torch has no Gloo")
+    with sockets_watched():
+        return distributed.ProcessGroupGloo(store(), rank(), world_size(), patience)  # type: ignore[attr-defined]
+
+
+def make_nccl(patience: datetime.timedelta) -> Any:
+    """Refuses what NCCL would wait for without end or report from deep inside, before it is asked."""
+    import torch
     import torch.distributed as distributed
 
     from ddip import device, rank, world_size
 
-    _engine = engine()
-    initialized = distributed.is_available() and distributed.is_initialized()
-    if backend == "c10d" and not initialized:
+    if device().type != "cuda":
         raise ConfigError(
-            "backend='c10d' works over the default process group: call torch.distributed.init_process_group first"
+            f"backend='nccl' needs one GPU per rank, and rank {rank()} has none: shm and gloo work on CPUs"
         )
-    if backend == "c10d":
-        group = distributed.distributed_c10d._get_default_group()
-        name = distributed.get_backend()
-        return _engine.Communicator(group._get_backend(device()), name, "the default process group")
-    made = _engine.C10dBackend(store(), rank(), world_size(), patience)
-    if control() is not None:
-        control().add_group(f"ddip.comm {_times}", [made.abort_socket])
-        control().add_describer(f"ddip.comm {_times}", made.describer)
-    where = "the GPU's" if device().type == "cuda" else "one host's"
-    reason = "asked for" if backend == "shm" else f"all ranks see {where} memory"
-    return _engine.Communicator(made, "shm", reason)
+    if not (distributed.is_available() and distributed.is_nccl_available()):
+        raise ConfigError("backend='nccl': this torch has no NCCL; shm works on GPUs too")
+    found = store()
+    found.set(f"gpu/{rank()}", str(getattr(torch.cuda.get_device_properties(device()), "uuid", device())))
+    refuse_shared_gpus([found.get(f"gpu/{peer}").decode() for peer in range(world_size())])
+    torch.cuda.set_device(device())
+    with sockets_watched():
+        return distributed.ProcessGroupNCCL(found, rank(), world_size(), patience)  # type: ignore[attr-defined]
+
+
+def refuse_shared_gpus(gpu_of: list[str]) -> None:
+    """`gpu_of`: by rank, a name that tells GPUs apart."""
+    first: dict[str, int] = {}
+    for rank, gpu in enumerate(gpu_of):
+        if gpu in first:
+            raise ConfigError(
+                f"backend='nccl' needs one GPU per rank, and ranks {first[gpu]} and {rank} share one: shm lets them"
+            )
+        first[gpu] = rank
+
+
+MAKERS = {"shm": make_shm, "mpi": make_mpi, "gloo": make_gloo, "nccl": make_nccl}
+
+
+@contextlib.contextmanager
+def sockets_watched() -> Iterator[None]:
+    """Connections of torch's own that appear inside: in a group, a stop ends what waits in them."""
+    if control() is None:
+        yield
+        return
+    from ddip import _worker
+
+    port = int(os.environ.get("MASTER_PORT", "0") or 0)
+    before = set(_worker.connected_sockets(port))
+    yield
+    control().add_group(
+        f"ddip.comm {_times}", [number for number in _worker.connected_sockets(port) if number not in before]
+    )
 
 
 def store() -> Any:

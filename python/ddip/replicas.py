@@ -22,22 +22,21 @@ def broadcast_object(value: Any = None, root: int = 0) -> Any:
     """What `root` gave, on every rank. Ranks of one group trust each other: it travels as a pickle."""
     ranks = comm()
     data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8) if ranks.rank == root else None
-    size = torch.tensor([0 if data is None else data.numel()])
+    size = torch.tensor([0 if data is None else data.numel()], device=home(ranks))
     ranks.broadcast(size, root)
-    if data is None:
-        data = torch.empty(int(size), dtype=torch.uint8)
+    data = torch.empty(int(size), dtype=torch.uint8, device=home(ranks)) if data is None else data.to(home(ranks))
     ranks.broadcast(data, root)
-    return value if ranks.rank == root else pickle.loads(data.numpy().tobytes())
+    return value if ranks.rank == root else pickle.loads(data.cpu().numpy().tobytes())
 
 
 def gather_objects(value: Any) -> list[Any]:
     """What each rank gave, in the order of the ranks, on every rank."""
     ranks = comm()
     data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-    sizes = ranks.all_gather(torch.tensor([data.numel()])).view(-1).tolist()
+    sizes = ranks.all_gather(torch.tensor([data.numel()], device=home(ranks))).view(-1).tolist()
     padded = torch.zeros(max(sizes), dtype=torch.uint8)
     padded[: data.numel()] = data
-    every = ranks.all_gather(padded)
+    every = ranks.all_gather(padded.to(home(ranks))).cpu()
     return [pickle.loads(every[rank, :size].numpy().tobytes()) for rank, size in enumerate(sizes)]
 
 
@@ -51,14 +50,21 @@ def gather_metrics(values: Mapping[str, Any], op: str = "mean") -> dict[str, flo
     """Numbers of all ranks as one: mean, sum, min or max of each. With "weight" among them, means are weighted by it: the
     number of samples, so that ranks with more of them count more."""
     names = sorted(values)
-    table = torch.tensor([[float(values[name]) for name in names]], dtype=torch.float64)
-    every = comm().all_gather(table).view(-1, len(names))
+    table = torch.tensor([[float(values[name]) for name in names]], dtype=torch.float64, device=home(comm()))
+    every = comm().all_gather(table).view(-1, len(names)).cpu()
     if op == "mean" and "weight" in names:
         weights = every[:, names.index("weight")]
         mean = (every * weights[:, None]).sum(0) / weights.sum()
         return {name: float(weights.sum()) if name == "weight" else float(mean[i]) for i, name in enumerate(names)}
     reduced = {"mean": every.mean(0), "sum": every.sum(0), "min": every.amin(0), "max": every.amax(0)}[op]
     return dict(zip(names, reduced.tolist(), strict=True))
+
+
+def home(ranks: Any) -> Any:
+    """Where small things must lie to travel: NCCL knows GPUs only."""
+    from ddip import device
+
+    return device() if ranks.name == "nccl" else "cpu"
 
 
 def on_cpu(value: Any) -> Any:

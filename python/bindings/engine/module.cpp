@@ -4,6 +4,7 @@
 #include <pybind11/chrono.h>
 
 #include "bind.h"
+#include "ddip/comm/mpi_library.h"
 #include "ddip/tensors/c10d_backend.h"
 #include "errors.h"
 
@@ -21,6 +22,14 @@ void bind_backend(py::module_& module) {
                  return c10::make_intrusive<C10dBackend>(store, rank, size, timeout);
                }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"))
+      // The ranks that mpirun started; all of them make it together.
+      .def_static(
+          "over_mpi",
+          [](std::chrono::milliseconds timeout) {
+            py::gil_scoped_release release;
+            return c10::make_intrusive<C10dBackend>(comm::open_mpi(timeout), "mpi", timeout);
+          },
+          py::arg("timeout"))
       .def_property_readonly("abort_socket", &C10dBackend::abort_socket)
       // (object, function), for the control thread of a worker
       .def_property_readonly("describer",

@@ -8,7 +8,7 @@
 #include <cstdlib>
 
 #include "ddip/base/error.h"
-#include "ddip/tensors/c10d_backend.h"
+#include "ddip/tensors/backends.h"
 
 namespace ddip {
 namespace {
@@ -35,22 +35,29 @@ int number(const char* name, int lowest, int highest) {
 
 }  // namespace
 
-Context::Context(int rank, int world, std::string address, int port)
-    : rank_(rank), world_(world), address_(std::move(address)), port_(port) {}
-
-Context Context::from_environment() {
-  if (variable("RANK").empty() && variable("WORLD_SIZE").empty()) return {0, 1, "", 0};
-  int world = number("WORLD_SIZE", 1, 1 << 20);
-  int rank = number("RANK", 0, world - 1);
-  if (world == 1) return {0, 1, "", 0};
-  int port = number("MASTER_PORT", 1, 65535);
-  if (variable("MASTER_ADDR").empty()) throw ConfigError("MASTER_ADDR is not set: start with `ddip run` or torchrun");
-  return {rank, world, variable("MASTER_ADDR"), port};
+Context Context::from_environment(const std::string& backend) {
+  Context context;
+  bool told = !variable("RANK").empty() || !variable("WORLD_SIZE").empty();
+  bool mpirun = !told && !variable("OMPI_COMM_WORLD_SIZE").empty();
+  if (told || mpirun) {
+    context.world_ = number(mpirun ? "OMPI_COMM_WORLD_SIZE" : "WORLD_SIZE", 1, 1 << 20);
+    context.rank_ = number(mpirun ? "OMPI_COMM_WORLD_RANK" : "RANK", 0, context.world_ - 1);
+  }
+  context.backend_ = backend != "auto" ? backend : mpirun ? "mpi" : "shm";
+  context.reason_ = backend != "auto" ? "asked for" : mpirun ? "started by mpirun" : "ranks on one host";
+  if (context.backend_ == "mpi" && variable("OMPI_COMM_WORLD_SIZE").empty())
+    throw ConfigError("backend mpi is for programs started by mpirun, and OMPI_COMM_WORLD_SIZE is not set");
+  if (context.world_ > 1 && context.backend_ != "mpi") {
+    context.port_ = number("MASTER_PORT", 1, 65535);
+    context.address_ = variable("MASTER_ADDR");
+    if (context.address_.empty()) throw ConfigError("MASTER_ADDR is not set: start with `ddip run` or torchrun");
+  }
+  return context;
 }
 
 std::shared_ptr<Communicator> Context::communicator() {
   if (communicator_) return communicator_;
-  if (world_ == 1) {
+  if (address_.empty()) {
     store_ = c10::make_intrusive<c10d::HashStore>();
   } else {
     c10d::TCPStoreOptions options;
@@ -61,8 +68,8 @@ std::shared_ptr<Communicator> Context::communicator() {
     options.timeout = kPatience;
     store_ = c10::make_intrusive<c10d::TCPStore>(address_, options);
   }
-  auto backend = c10::make_intrusive<tensors::C10dBackend>(store_, rank_, world_, kPatience);
-  communicator_ = std::make_shared<Communicator>(backend, "shm", "ranks on one host");
+  auto backend = tensors::make_backend(backend_, {store_, rank_, world_, kPatience});
+  communicator_ = std::make_shared<Communicator>(backend, backend_, reason_);
   return communicator_;
 }
 

@@ -1,0 +1,17 @@
+# libddip_mpi: MPI in a library of its own, loaded when it is asked for, so that nothing else links libmpi. Without MPI's
+# headers it is its unavailable twin, which says so.
+option(DDIP_WITH_MPI "Build the MPI backend if there is an MPI" ON)
+set(MPI_CXX_SKIP_MPICXX ON)
+if(DDIP_WITH_MPI)
+  find_package(MPI QUIET COMPONENTS CXX)
+endif()
+file(GLOB mpi_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/ddip/mpi/*.cpp)
+if(NOT DDIP_WITH_MPI OR NOT MPI_CXX_FOUND)
+  set(mpi_sources src/ddip/mpi/unavailable/open.cpp)
+  message(STATUS "ddip: the MPI backend is left out: not wanted, or no MPI found")
+endif()
+add_library(ddip_mpi MODULE ${mpi_sources})
+target_link_libraries(ddip_mpi PRIVATE ddip_options ddip::comm)
+if(DDIP_WITH_MPI AND MPI_CXX_FOUND)
+  target_link_libraries(ddip_mpi PRIVATE MPI::MPI_CXX)
+endif()
