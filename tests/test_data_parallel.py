@@ -256,7 +256,7 @@ WRONG = {
     "ddip.DataParallel(r.mlp(), compress='zip')": "compress='zip' is unknown, one of none, fp16, bf16, int8, topk[:SHARE], powersgd[:RANK] was expected",
     "ddip.DataParallel(r.mlp(), bucket_mb=0)": "bucket_mb=0 is no size",
     "ddip.DataParallel(r.mlp(), nonfinite='x')": "nonfinite='x' is unknown, skip or keep was expected",
-    "ddip.comm('nvlink')": "backend='nvlink' is unknown, one of auto, shm, c10d was expected",
+    "ddip.comm('nvlink')": "backend='nvlink' is unknown, one of auto, shm, nccl, mpi, gloo, c10d was expected",
     "ddip.DataParallel(r.nn.Linear(2 + r.rank, 2))": "parameter number 0 differs between the ranks: on rank 0 it is weight, Float of 2×2, strides 2,1",
     "ddip.DataParallel(r.mlp() if r.rank else r.nn.Linear(2, 2))": "the model has 2 parameters on rank 0 and 6 on rank 1",
     "ddip.DataParallel(r.nn.Linear(4, 4, dtype=r.torch.complex64), compress='int8')": "parameter weight is complex, which no compression knows",

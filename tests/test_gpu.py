@@ -175,3 +175,28 @@ def test_a_killed_rank_ends_the_wait_of_the_others_on_the_gpu() -> None:
         assert list(failed.value.lost) == [1]
         assert "rank 1 is lost" in group.run("said", ranks=[0])[0].value
         assert group.run("x.sum().item()", ranks=[0])[0].value == 2000.0
+
+
+# --- NCCL by name: one GPU allows one rank only
+
+
+def test_nccl_by_name_reduces_and_trains_on_one_rank() -> None:
+    with ddip.Group(gpus=[0], backend="nccl", name="gpu-nccl") as group:
+        group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r}); import replicas as r\nimport ddip, torch")
+        assert group.run("repr(ddip.comm())")[0].value == (
+            "<ddip.Communicator nccl: rank 0 of 1, the group has --backend nccl>"
+        )
+        code = "x = torch.arange(5.0, device=ddip.device())\nddip.comm().all_reduce(x, 'mean').tolist()"
+        assert group.run(code)[0].value == [0.0, 1.0, 2.0, 3.0, 4.0]
+        assert group.run("ddip.broadcast_object({'a': 1})")[0].value == {"a": 1}
+        assert group.run("ddip.gather_objects(ddip.rank())")[0].value == [0]
+        assert group.run("r.train()")[0].value < 1e-9
+
+
+def test_nccl_is_refused_where_ranks_share_a_gpu() -> None:
+    with pytest.raises(ddip.ConfigError, match="--backend nccl: it needs a GPU for each worker, and 2 workers"):
+        ddip.Group(workers=2, gpus=[0], backend="nccl")
+    with ddip.Group(workers=2, gpus=[0], name="gpu-two") as group:
+        group.run("import ddip\ntry: ddip.comm('nccl')\nexcept ddip.ConfigError as error: said = str(error)")
+        line = "backend='nccl' needs one GPU per rank, and ranks 0 and 1 share one: shm lets them"
+        assert group.pull("said", rank="all") == [line] * 2

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import mpirun
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 pytestmark = pytest.mark.timeout(400)
@@ -38,12 +39,24 @@ def weights(output: str) -> list[str]:
     return [found[1] for found in sorted(re.findall(r"rank (\d) of \d: weights (\S+)", output))]
 
 
-@pytest.mark.parametrize("launcher", [["-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"], None])
-def test_ranks_with_different_data_learn_the_same_weights(program: Path, launcher: list[str] | None) -> None:
-    if launcher:
-        output = run(sys.executable, *launcher, program)
-    else:
-        output = run(Path(sys.executable).parent / "ddip", "run", "-n", "2", "--", program)
+def under_mpirun(program: Path) -> str:
+    done = mpirun.mpirun(2, program)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+LAUNCHERS = {
+    "torchrun": lambda program: run(
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python", program
+    ),
+    "ddip run": lambda program: run(Path(sys.executable).parent / "ddip", "run", "-n", "2", "--", program),
+    "mpirun": under_mpirun,
+}
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "ddip run", pytest.param("mpirun", marks=mpirun.there)])
+def test_ranks_with_different_data_learn_the_same_weights(program: Path, launcher: str) -> None:
+    output = LAUNCHERS[launcher](program)
     both = weights(output)
     assert len(both) == 2 and both[0] == both[1]
     losses = [float(text) for text in re.findall(r"loss (\S+)", output)]
