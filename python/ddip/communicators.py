@@ -85,7 +85,10 @@ def make(backend: str, patience: datetime.timedelta) -> Any:
     name, reason = chosen(backend)
     if name == "c10d":
         return of_default_group()
-    return engine().Communicator(MAKERS[name](patience), name, reason)
+    made = engine().Communicator(MAKERS[name](patience), name, reason)
+    if control() is not None and name != "shm":  # that one's backend says more
+        control().add_describer(f"ddip.comm {_times}", made.describer)
+    return made
 
 
 def of_default_group() -> Any:

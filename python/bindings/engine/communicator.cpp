@@ -111,6 +111,13 @@ void bind_communicator(py::module_& module) {
             self.start_receive(tensor, from, tag)->wait();
           },
           py::arg("tensor"), py::arg("source"), py::arg("tag") = 0, Released())
+      // (object, function), for the control thread of a worker
+      .def_property_readonly("describer",
+                             [](const Communicator& self) {
+                               Describer describer = self.describer();
+                               return py::make_tuple(reinterpret_cast<uintptr_t>(describer.object),
+                                                     reinterpret_cast<uintptr_t>(describer.describe));
+                             })
       .def("abort", &Communicator::abort, Released())
       .def("describe", &Communicator::describe)
       .def("waited", &Communicator::waited)

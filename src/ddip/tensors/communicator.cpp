@@ -47,11 +47,36 @@ class Whole {
 
 }  // namespace
 
+struct Communicator::Window {
+  const std::string backend;
+  std::atomic<const char*> operation = nullptr;  // null: nobody waits
+
+  static size_t look(void* object, char* out, size_t size) {
+    auto* window = static_cast<Window*>(object);
+    const char* operation = window->operation;
+    if (!operation) return 0;
+    std::string text = fmt::format("{} of backend {}", operation, window->backend);
+    return text.copy(out, size);
+  }
+};
+
 Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend, std::string name, std::string reason)
     : backend_(std::move(backend)),
       ours_(dynamic_cast<C10dBackend*>(backend_.get())),
       name_(std::move(name)),
-      reason_(std::move(reason)) {}
+      reason_(std::move(reason)),
+      window_(new Window{name_}) {}
+
+Describer Communicator::describer() const { return {window_, &Window::look}; }
+
+void Communicator::wait(const char* operation, const Work& work) {
+  struct Inside {
+    std::atomic<const char*>& now;
+    ~Inside() { now = nullptr; }
+  } inside{window_->operation};
+  inside.now = operation;
+  work->wait();
+}
 
 Capabilities Communicator::capabilities() const {
   if (ours_) return ours_->capabilities();
@@ -94,13 +119,13 @@ Communicator::Work Communicator::start_all_reduce(const at::Tensor& tensor, Redu
 void Communicator::all_reduce(const at::Tensor& tensor, Reduction reduction) {
   if (!ours_) {
     Whole whole(tensor, false);
-    start_all_reduce(whole.get(), reduction)->wait();
+    wait("all_reduce", start_all_reduce(whole.get(), reduction));
     return whole.finish();
   }
   Tensors tensors{tensor};
   auto options = waiting(c10d::AllreduceOptions());
   options.reduceOp = operation_of(reduction);
-  backend_->allreduce(tensors, options)->wait();
+  wait("all_reduce", backend_->allreduce(tensors, options));
 }
 
 void Communicator::broadcast(const at::Tensor& tensor, int root) {
@@ -109,7 +134,7 @@ void Communicator::broadcast(const at::Tensor& tensor, int root) {
   Tensors tensors{whole.get()};
   auto options = waiting(c10d::BroadcastOptions());
   options.rootRank = root;
-  backend_->broadcast(tensors, options)->wait();
+  wait("broadcast", backend_->broadcast(tensors, options));
   whole.finish();
 }
 
@@ -120,7 +145,7 @@ void Communicator::reduce(const at::Tensor& tensor, int root, Reduction reductio
   auto options = waiting(c10d::ReduceOptions());
   options.rootRank = root;
   options.reduceOp = operation_of(reduction);
-  backend_->reduce(tensors, options)->wait();
+  wait("reduce", backend_->reduce(tensors, options));
   whole.finish();
 }
 
@@ -129,7 +154,7 @@ at::Tensor Communicator::all_gather(const at::Tensor& tensor) {
   sizes.insert(sizes.begin(), world());
   at::Tensor all = at::empty(sizes, tensor.options());
   at::Tensor flat = all.view({-1}), mine = tensor.contiguous().view({-1});
-  backend_->_allgather_base(flat, mine, waiting(c10d::AllgatherOptions()))->wait();
+  wait("all_gather", backend_->_allgather_base(flat, mine, waiting(c10d::AllgatherOptions())));
   return all;
 }
 
@@ -143,7 +168,7 @@ Communicator::Tensors Communicator::gather(const at::Tensor& tensor, int root) {
   }
   auto options = waiting(c10d::GatherOptions());
   options.rootRank = root;
-  backend_->gather(outputs, inputs, options)->wait();
+  wait("gather", backend_->gather(outputs, inputs, options));
   return list;
 }
 
@@ -155,7 +180,7 @@ void Communicator::scatter(const at::Tensor& out, const Tensors& list, int root)
   if (rank() == root) inputs.push_back(list);
   auto options = waiting(c10d::ScatterOptions());
   options.rootRank = root;
-  backend_->scatter(outputs, inputs, options)->wait();
+  wait("scatter", backend_->scatter(outputs, inputs, options));
 }
 
 void Communicator::reduce_scatter(const at::Tensor& out, const at::Tensor& in, Reduction reduction) {
@@ -164,7 +189,7 @@ void Communicator::reduce_scatter(const at::Tensor& out, const at::Tensor& in, R
   at::Tensor output = out, input = in;
   auto options = waiting(c10d::ReduceScatterOptions());
   options.reduceOp = operation_of(reduction);
-  backend_->_reduce_scatter_base(output, input, options)->wait();
+  wait("reduce_scatter", backend_->_reduce_scatter_base(output, input, options));
 }
 
 void Communicator::all_to_all(const at::Tensor& out, const at::Tensor& in) {
@@ -172,10 +197,10 @@ void Communicator::all_to_all(const at::Tensor& out, const at::Tensor& in) {
   require_whole(in);
   at::Tensor output = out, input = in;
   std::vector<int64_t> even;
-  backend_->alltoall_base(output, input, even, even, waiting(c10d::AllToAllOptions()))->wait();
+  wait("all_to_all", backend_->alltoall_base(output, input, even, even, waiting(c10d::AllToAllOptions())));
 }
 
-void Communicator::barrier() { backend_->barrier(waiting(c10d::BarrierOptions()))->wait(); }
+void Communicator::barrier() { wait("barrier", backend_->barrier(waiting(c10d::BarrierOptions()))); }
 
 Communicator::Work Communicator::start_send(const at::Tensor& tensor, int to, int tag) {
   require_peer(to);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ddip/base/describer.h"
 #include "ddip/comm/collectives.h"
 #include "ddip/tensors/torch.h"
 #include "ddip/tensors/worker_thread.h"
@@ -57,6 +58,9 @@ class Communicator {
   // Seconds this rank has waited for each of the others so far; empty where the backend does not know.
   std::vector<double> waited() const;
 
+  // The first of them for a worker's control thread, also after this is gone: what a call of ours waits in.
+  Describer describer() const;
+
   const c10::intrusive_ptr<c10d::Backend>& backend() const { return backend_; }
 
   // Runs what engines do together with the other ranks beside computing. One for all of them: the ranks must make their
@@ -64,6 +68,9 @@ class Communicator {
   WorkerThread& thread();
 
  private:
+  struct Window;  // through which others look at us
+
+  void wait(const char* operation, const Work& work);
   void require_peer(int peer) const;
   // Where torch would read and write past it.
   void require_whole(const at::Tensor& tensor) const;
@@ -72,7 +79,8 @@ class Communicator {
   C10dBackend* ours_;  // null: it is torch's
   std::string name_;
   std::string reason_;
-  std::mutex mutex_;  // guards the next
+  Window* const window_;  // stays when we go
+  std::mutex mutex_;      // guards the next
   std::unique_ptr<WorkerThread> thread_;
 };
 
