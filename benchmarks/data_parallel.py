@@ -5,9 +5,14 @@ Times are those of rank 0; every rank writes its buffer anew before each call, a
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
+import tempfile
 from statistics import median
 
-from table import Table
+from table import Table, shown
 
 import ddip
 
@@ -79,11 +84,135 @@ def all_reduce(table: Table, quick: bool) -> None:
 
 
 def torch_ddp_step(table: Table, quick: bool) -> None:
+    """The third side has no communication at all: what a step takes beyond it is exposed."""
     with ddip.Group(workers=2) as group:
         group.run(SETUP)
         for batch in (1, 8) if quick else (1, 2, 8, 256):
-            ours, gloo = group.run(f"step_times({batch}, {3 if quick else 15}, [ddp_on(ours), ddp_on(gloo)])")[0].value
+            sides = "[ddp_on(ours), ddp_on(gloo), lambda net: net]"
+            ours, gloo, alone = group.run(f"step_times({batch}, {3 if quick else 15}, {sides})")[0].value
             table.add(f"torch DDP step, 8 × Linear 1024², batch {batch} (on ddip, on Gloo)", ours, gloo, "ms", "")
+            exposed, theirs = (max(median(side) - median(alone), 1e-9) for side in (ours, gloo))
+            table.say(
+                "   exposed communication", f"{exposed * 1e3:.1f} ms", f"{theirs * 1e3:.1f} ms",
+                f"{theirs / exposed:.1f}×", "≥ 2×",
+            )  # fmt: skip
+
+
+def all_reduce_cpp(table: Table, quick: bool) -> None:
+    """In C++, beside Open MPI and the floor that the memory sets (benchmarks/all_reduce.cpp)."""
+    if shutil.which("mpirun") is None:
+        table.say("all-reduce in C++ beside Open MPI and the floor", "not measured: no mpirun")
+        return
+    build = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "build", "release")
+    program = os.path.join(build, "benchmarks", "all_reduce_benchmark")
+    subprocess.run(
+        ["cmake", "--build", build, "--target", "all_reduce_benchmark"], check=True, stdout=subprocess.DEVNULL
+    )
+    settings = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            ["mpirun", "--bind-to", "none", "-n", "2", program, folder, "5" if quick else "60"],
+            env={**os.environ, **settings}, check=True, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+    for bytes_text, sides in json.loads(done.stdout).items():
+        size = next(name for name, count in SIZES.items() if 4 * count == int(bytes_text))
+        table.add(f"all-reduce {size} in C++, ordinary memory (ddip, Open MPI)", sides["plain"], sides["mpi"], "ms", "")
+        table.add(f"all-reduce {size} in C++, shared memory (ddip, Open MPI)", sides["shared"], sides["mpi"], "ms", "")
+        share = median(sides["floor"]) / median(sides["shared"])
+        large = int(bytes_text) >= 1 << 20
+        table.say(
+            "   of the memory's floor", shown(sides["shared"], "ms"), shown(sides["floor"], "ms"), f"{share:.0%}",
+            "≥ 60%" if large else "",
+        )  # fmt: skip
+
+
+GAN = """
+class Gan(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        def net(first, last):
+            return torch.nn.Sequential(torch.nn.Linear(first, width), torch.nn.ReLU(), torch.nn.Linear(width, width),
+                                       torch.nn.ReLU(), torch.nn.Linear(width, last))
+        self.generator, self.critic = net(64, 256), net(256, 1)
+
+def gan_side(wrap, batch):
+    torch.manual_seed(0)
+    model = wrap(Gan(1024))
+    halves = [torch.optim.SGD(half.parameters(), 0.001) for half in (model.critic, model.generator)]
+    real, noise = torch.randn(batch, 256), torch.randn(batch, 64)
+    def step():
+        for optimizer, trained in zip(halves, ("critic", "generator")):
+            model.critic.requires_grad_(trained == "critic")
+            model.generator.requires_grad_(trained == "generator")
+            optimizer.zero_grad()
+            made = model.generator(noise)
+            loss = model.critic(made).mean()
+            (loss - model.critic(real).mean() if trained == "critic" else -loss).backward()
+            optimizer.step()
+    return step
+
+def one_and_all(alone, together, repeats):
+    # Rank 0 alone while the others sleep at the barrier, then all, in turn.
+    times = [[], []]
+    for turn in range(repeats + 3):
+        for which, step in enumerate((alone, together)):
+            dist.barrier()
+            begun = time.perf_counter()
+            if which == 1 or ddip.rank() == 0: step()
+            if turn >= 3: times[which].append(time.perf_counter() - begun)
+    return times
+"""
+
+
+def gan(table: Table, quick: bool) -> None:
+    """Seconds per sample; every rank has a batch of its own."""
+    with ddip.Group(workers=2) as group:
+        group.run(SETUP + GAN)
+        for batch in (64,) if quick else (64, 256):
+            code = f"one_and_all(gan_side(lambda net: net, {batch}), gan_side(ddip.DataParallel, {batch}), {3 if quick else 20})"
+            one, two = group.run(code)[0].value
+            label = f"GAN, time per sample, batch {batch} a rank (2 ranks: {2 * batch / median(two):.0f} samples/s, 1 rank: {batch / median(one):.0f})"
+            table.add(label, [time / (2 * batch) for time in two], [time / batch for time in one], "µs", "≥ 1×")
+
+
+BREAKDOWN = """
+def net_side(wrap, batch):
+    torch.manual_seed(0)
+    model = wrap(torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(8)]))
+    optimizer, data = torch.optim.SGD(model.parameters(), 0.01), torch.randn(batch, 1024)
+    def step():
+        optimizer.zero_grad()
+        model(data).square().mean().backward()
+        optimizer.step()
+    return model, step
+
+def broken_down(batch, repeats):
+    _, alone = net_side(lambda net: net, batch)
+    model, together = net_side(ddip.DataParallel, batch)
+    model.stats()
+    times = one_and_all(alone, together, repeats)
+    return times, model.stats()
+"""
+
+
+def one_rank_and_many(table: Table, quick: bool) -> None:
+    """Time per sample, and where a step of N ranks goes, by DataParallel's own stats()."""
+    for workers in (2,) if quick else (2, 4):
+        with ddip.Group(workers=workers) as group:
+            group.run(SETUP + GAN + BREAKDOWN)
+            for batch in (8, 256):
+                (one, many), stats = group.run(f"broken_down({batch}, {3 if quick else 12})")[0].value
+                label = f"8 × Linear 1024², time per sample, batch {batch} a rank ({workers} ranks, 1 rank)"
+                per_sample = ([time / (workers * batch) for time in many], [time / batch for time in one])
+                table.add(label, *per_sample, "µs", "≥ 1×" if workers == 2 else "")
+                steps = stats["steps"]
+                parts = {
+                    "compute": stats["compute_seconds"],
+                    "exposed": stats["exposed_seconds"],
+                    "of which waiting": sum(stats["waited_seconds"]),
+                }
+                told = ", ".join(f"{name} {seconds / steps * 1e3:.1f} ms" for name, seconds in parts.items())
+                table.say("   a step of rank 0", f"{told}, {stats['sent_bytes'] / steps / 2**20:.1f} MiB sent")
 
 
 def step(table: Table, quick: bool) -> None:
@@ -98,4 +227,11 @@ def step(table: Table, quick: bool) -> None:
             table.add(label, ours, ddp, "ms", STEP_TARGETS[batch])
 
 
-MEASURES = {"all_reduce": all_reduce, "torch_ddp_step": torch_ddp_step, "step": step}
+MEASURES = {
+    "all_reduce": all_reduce,
+    "all_reduce_cpp": all_reduce_cpp,
+    "torch_ddp_step": torch_ddp_step,
+    "step": step,
+    "gan": gan,
+    "one_rank_and_many": one_rank_and_many,
+}

@@ -149,8 +149,10 @@ def make_nccl(patience: datetime.timedelta) -> Any:
     found.set(f"gpu/{rank()}", str(getattr(torch.cuda.get_device_properties(device()), "uuid", device())))
     refuse_shared_gpus([found.get(f"gpu/{peer}").decode() for peer in range(world_size())])
     torch.cuda.set_device(device())
+    options = distributed.ProcessGroupNCCL.Options()  # type: ignore[attr-defined]
+    options._timeout = patience
     with sockets_watched():
-        return distributed.ProcessGroupNCCL(found, rank(), world_size(), patience)  # type: ignore[attr-defined]
+        return distributed.ProcessGroupNCCL(found, rank(), world_size(), options)  # type: ignore[attr-defined]
 
 
 def refuse_shared_gpus(gpu_of: list[str]) -> None:
