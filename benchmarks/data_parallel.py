@@ -116,12 +116,13 @@ def all_reduce_cpp(table: Table, quick: bool) -> None:
         )  # fmt: skip
     for bytes_text, sides in json.loads(done.stdout).items():
         size = next(name for name, count in SIZES.items() if 4 * count == int(bytes_text))
-        table.add(f"all-reduce {size} in C++, ordinary memory (ddip, Open MPI)", sides["plain"], sides["mpi"], "ms", "")
-        table.add(f"all-reduce {size} in C++, shared memory (ddip, Open MPI)", sides["shared"], sides["mpi"], "ms", "")
-        share = median(sides["floor"]) / median(sides["shared"])
         large = int(bytes_text) >= 1 << 20
+        unit = "ms" if large else "µs"
+        table.add(f"all-reduce {size} in C++, ordinary memory (ddip, Open MPI)", sides["plain"], sides["mpi"], unit, "")
+        table.add(f"all-reduce {size} in C++, shared memory (ddip, Open MPI)", sides["shared"], sides["mpi"], unit, "")
+        share = median(sides["floor"]) / median(sides["shared"])
         table.say(
-            "   of the memory's floor", shown(sides["shared"], "ms"), shown(sides["floor"], "ms"), f"{share:.0%}",
+            "   beside the memory's floor", shown(sides["shared"], unit), shown(sides["floor"], unit), f"{share:.0%}",
             "≥ 60%" if large else "",
         )  # fmt: skip
 
@@ -209,7 +210,7 @@ def one_rank_and_many(table: Table, quick: bool) -> None:
                 parts = {
                     "compute": stats["compute_seconds"],
                     "exposed": stats["exposed_seconds"],
-                    "of which waiting": sum(stats["waited_seconds"]),
+                    "waiting for others": sum(stats["waited_seconds"]),
                 }
                 told = ", ".join(f"{name} {seconds / steps * 1e3:.1f} ms" for name, seconds in parts.items())
                 table.say("   a step of rank 0", f"{told}, {stats['sent_bytes'] / steps / 2**20:.1f} MiB sent")
