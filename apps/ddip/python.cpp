@@ -13,6 +13,7 @@
 
 #include "ddip/agent/process.h"
 #include "ddip/base/error.h"
+#include "ddip/launch/apps.h"
 #include "ddip/launch/flag_values.h"
 
 namespace ddip::app {
@@ -123,6 +124,18 @@ Answer ask_python(const Context& context, const std::string& python, const std::
   }
   answer.code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   return answer;
+}
+
+void require_app(const Context& context, const std::string& python, const std::string& app, const std::string& where) {
+  const launch::App* wanted = launch::find_app(app);
+  if (wanted == nullptr) return;
+  const Answer answer =
+      ask_python(context, python,
+                 fmt::format("import importlib.util as u, sys; sys.exit(u.find_spec('{}') is None)", wanted->module),
+                 std::chrono::seconds(20));
+  if (answer.ended && answer.code == 0) return;
+  throw ConfigError(fmt::format("{} -a {}: {} has no {}; expected a Python that has it (--python PATH)", where, app,
+                                python, wanted->module));
 }
 
 }  // namespace ddip::app

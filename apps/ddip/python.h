@@ -30,4 +30,8 @@ struct Answer {
 Answer ask_python(const Context& context, const std::string& python, const std::string& script,
                   std::chrono::seconds patience);
 
+// REQUIRES: as above. ConfigError, beginning with `where`, if that Python has not what this app (%makedip -a) prepares
+// for; an app of no name needs nothing.
+void require_app(const Context& context, const std::string& python, const std::string& app, const std::string& where);
+
 }  // namespace ddip::app

@@ -23,6 +23,7 @@
 #include "ddip/client/client.h"
 #include "ddip/client/group_folder.h"
 #include "ddip/coordinator/coordinator.h"
+#include "ddip/launch/apps.h"
 #include "ddip/launch/devices.h"
 #include "ddip/launch/group_options.h"
 #include "ddip/launch/local/plan.h"
@@ -199,6 +200,7 @@ void run_group(const json& config, Status& status) {
     json variables = launch::local::worker_environment(plan, rank, {static_cast<uint16_t>(port), 0});
     variables["DDIP_RANK"] = std::to_string(rank);
     variables["DDIP_NAME"] = folder.name();
+    variables["DDIP_APP"] = launch::find_app(flags.app) != nullptr ? flags.app : "";
     variables["DDIP_BACKEND"] = plan.backend;
     variables["DDIP_GC"] = flags.gc ? "1" : "0";
     auto device = launch::local::device_of(plan, rank);
@@ -236,6 +238,9 @@ void run_group(const json& config, Status& status) {
   // The warm parent sees what --env says too: it imports what the workers will use.
   agent_options.environment = environment;
   for (const auto& [name, value] : flags.env) agent_options.environment[name] = value;
+  if (const launch::App* app = launch::find_app(flags.app)) {
+    agent_options.environment.try_emplace("DDIP_PRELOAD", app->preload);
+  }
   agent_options.start = flags.start == launch::StartMethod::Fork ? agent::Start::fork : agent::Start::exec;
   agent_options.store_listener = std::move(store_listener);
   agent::Agent agent(loop, std::move(agent_options),

@@ -109,6 +109,7 @@ struct GaveUp {};
 
 void start(const Context& context, Wish wish) {
   wish.python = find_python(context, wish.options.python, "ddip up");
+  require_app(context, wish.python, wish.options.app, "ddip up");
   if (wish.plan.master_port) net::listen_on_loopback(*wish.plan.master_port);  // taken: say so now
   net::require_private_folder(context.runtime);
   if (::geteuid() == 0) fmt::print(stderr, "ddip: you are root; so are your workers\n");
@@ -148,19 +149,28 @@ int report(const Context& context, const Wish& wish, const std::string& action, 
   return 0;
 }
 
+bool has_this_app(const json& about, const Wish& wish) {
+  const std::string now = about.value("app", "");
+  return wish.options.app.empty() || wish.options.app == (now.empty() ? "none" : now);
+}
+
 bool has_this_shape(const json& about, const Wish& wish) {
-  return !wish.has_shape ||
-         (about.at("world_size") == wish.plan.world_size && about.at("gpus") == json(wish.plan.gpus));
+  const bool shape =
+      !wish.has_shape || (about.at("world_size") == wish.plan.world_size && about.at("gpus") == json(wish.plan.gpus));
+  return shape && has_this_app(about, wish);
 }
 
 [[noreturn]] void refuse_other_shape(const json& about, const Wish& wish) {
   std::vector<std::string> cells;
   for (const json& cell : about.at("cells"))
     cells.push_back(fmt::format("cell {} ({})", cell.value("cell", 0), one_line(cell.value("line", ""))));
+  const std::string app = has_this_app(about, wish)      ? ""
+                          : about.value("app", "") == "" ? ", no app"
+                                                         : ", -a " + about.value("app", "");
   throw ConfigError(fmt::format(
-      "ddip up {}: this group runs with {} (running cells: {}); expected the same shape, another NAME, or -r to "
+      "ddip up {}: this group runs with {}{} (running cells: {}); expected the same shape, another NAME, or -r to "
       "replace it and its variables",
-      wish.name, about.value("sentence", ""), cells.empty() ? "none" : fmt::format("{}", fmt::join(cells, ", "))));
+      wish.name, about.value("sentence", ""), app, cells.empty() ? "none" : fmt::format("{}", fmt::join(cells, ", "))));
 }
 
 }  // namespace
@@ -209,7 +219,8 @@ int up(const Context& context, const Arguments& arguments) {
   }
   if (!restart && about.value("user_cells", 1) != 0) refuse_other_shape(about, wish);
   client.reset();
-  find_python(context, wish.options.python, "ddip up");  // refused before the old one is gone
+  // Refused before the old one is gone.
+  require_app(context, find_python(context, wish.options.python, "ddip up"), wish.options.app, "ddip up");
   stop_group(folder, 10);
   start(context, wish);
   return report(context, wish, "started", begun);

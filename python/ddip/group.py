@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ddip import _client, values
+from ddip import _client, apps, values
 from ddip.cell import Cell, Result
 from ddip.errors import ConfigError, PeerLost, RankError
 
@@ -284,6 +284,23 @@ class Group:
         )
         self.finish(self.submit({"kind": "rebuild", "attempt": attempt, "made": made, "first_line": "rebuild"}))
 
+    def use_app(self, app: str) -> None:
+        """The running workers enter this app, as if the group had been started with it; "none" leaves the one they are in.
+        What they do next waits for it; so it comes after the cells that run now."""
+        cell = self._submit_app(app)
+        cell.wait()
+        refused = [ending["refused"] for ending in cell.endings.values() if ending.get("refused")]
+        if refused:
+            raise ConfigError(refused[0])
+        cell.results()
+
+    def _submit_app(self, app: str) -> Cell:
+        if app not in _client.app_names():
+            raise ConfigError(f"app={app!r} is unknown; expected {'|'.join(_client.app_names())}")
+        # The environment is for workers that are started later.
+        later = {"DDIP_APP": "" if app == "none" else app}
+        return self.submit({"kind": "app", "app": app, "environment": later, "first_line": f"app {app}", "silent": True})
+
     def restart(self, ranks: Ranks = None, timeout: float = 120) -> None:
         """New processes for these ranks (default: all); they come back empty."""
         self.control.request("restart", {"ranks": self._ranks(ranks)}, timeout)
@@ -349,13 +366,15 @@ def start_group(flags: list[str], command: str, progress: Callable[[str], None])
     if "help" in checked:
         raise ConfigError(checked["help"])
     name = checked["name"] or default_name()
+    python = checked["python"] or sys.executable
+    apps.require(checked["app"], checked["app_module"], python, worker_environment(), command)
     config = {
         "name": name,
         "flags": flags,
         "command": command,
         "environment": worker_environment(),
         "folder": os.getcwd(),
-        "python": checked["python"] or sys.executable,
+        "python": python,
         "owner": os.getpid(),
         "runtime": runtime_folder(),
         "state": state_folder(),

@@ -18,9 +18,10 @@ def broadcast_parameters(module: torch.nn.Module, root: int = 0) -> None:
     engine().broadcast_all(comm(), tensors, root)
 
 
-def broadcast_object(value: Any = None, root: int = 0) -> Any:
-    """What `root` gave, on every rank. Ranks of one group trust each other: it travels as a pickle."""
-    ranks = comm()
+def broadcast_object(value: Any = None, root: int = 0, ranks: Any = None) -> Any:
+    """What `root` gave, on every rank. Ranks of one group trust each other: it travels as a pickle. `ranks`: the
+    communicator, `ddip.comm()` if not given."""
+    ranks = comm() if ranks is None else ranks
     data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8) if ranks.rank == root else None
     size = torch.tensor([0 if data is None else data.numel()], device=home(ranks))
     ranks.broadcast(size, root)
@@ -29,9 +30,9 @@ def broadcast_object(value: Any = None, root: int = 0) -> Any:
     return value if ranks.rank == root else pickle.loads(data.cpu().numpy().tobytes())
 
 
-def gather_objects(value: Any) -> list[Any]:
+def gather_objects(value: Any, ranks: Any = None) -> list[Any]:
     """What each rank gave, in the order of the ranks, on every rank."""
-    ranks = comm()
+    ranks = comm() if ranks is None else ranks
     data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
     sizes = ranks.all_gather(torch.tensor([data.numel()], device=home(ranks))).view(-1).tolist()
     padded = torch.zeros(max(sizes), dtype=torch.uint8)

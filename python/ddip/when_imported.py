@@ -30,8 +30,16 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def when_imported(module: str, then: Callable[[], None]) -> None:
+def when_imported(module: str, then: Callable[[], None]) -> Callable[[], None]:
+    """Returns what takes the wish back."""
+    finder = _Finder(module, then)
     if module in sys.modules:
         then()
     else:
-        sys.meta_path.insert(0, _Finder(module, then))
+        sys.meta_path.insert(0, finder)
+
+    def forget() -> None:
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+
+    return forget

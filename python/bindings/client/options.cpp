@@ -4,6 +4,7 @@
 
 #include <thread>
 
+#include "ddip/launch/apps.h"
 #include "ddip/launch/cell_options.h"
 #include "ddip/launch/devices.h"
 #include "ddip/launch/group_name.h"
@@ -60,6 +61,9 @@ py::dict check_group_flags(const std::vector<std::string>& flags, const std::str
     result["timeout"] = options.timeout.count();
     result["idle"] = options.idle.count();
     result["python"] = options.python;
+    result["app"] = options.app;
+    const launch::App* app = launch::find_app(options.app);
+    result["app_module"] = app != nullptr ? app->module : "";
     result["on_exit"] = options.on_exit == launch::OnExit::Stop ? "stop" : "keep";
     result["world_size"] = plan.world_size;
     result["gpus"] = plan.gpus;
@@ -85,6 +89,7 @@ py::dict parse_cell_flags(const std::vector<std::string>& flags, const std::stri
     result["async_name"] = options.async_name;
     result["out"] = options.out;
     result["check"] = options.check;
+    result["app_command"] = options.app_command;
   } catch (const launch::HelpRequested& help) {
     result["help"] = help.text;
   }
@@ -103,6 +108,7 @@ void bind_options(py::module_& module) {
   module.def("notebook_group_name", [](const std::string& path) { return launch::notebook_group_name(path); });
   module.def("script_group_name",
              [](const std::string& script, int64_t pid) { return launch::script_group_name(script, pid); });
+  module.def("app_names", &launch::app_names);
   module.def("did_you_mean", [](const std::string& name, const std::vector<std::string>& candidates) {
     return launch::did_you_mean(name, candidates);
   });

@@ -7,7 +7,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from ddip import _client, display
+from ddip import _client, apps, display
 from ddip import group as groups
 from ddip.cell import Cell
 from ddip.magics import cell_pieces
@@ -52,6 +52,8 @@ class CellRunner:
 
     def _run_on_workers(self, source: str, options: dict[str, Any]) -> None:
         group = self._here.need(wait=not options["async"])
+        if options["app_command"]:
+            apps.require_command(group.info()["app"], options["app_command"], "%%dip")
         ranks = _client.parse_rank_list(options["ranks"], group.world_size, "%%dip --ranks")
         see = [
             rank for rank in _client.parse_rank_list(options["see"], group.world_size, "%%dip --see") if rank in ranks
@@ -60,6 +62,7 @@ class CellRunner:
         body = {
             "kind": "cell", "code": source, "first_line": groups.first_line(source), "memory": options["verbose"],
             "want_value": bool(options["out"] or options["async"]), "name": options["async_name"], "colours": screen.coloured,
+            "app_command": options["app_command"],
         }  # fmt: skip
         cell = group.submit(body, ranks, keep_all=False)
         renderer = display.renderer(screen, see, options["plain"], options["quiet"])

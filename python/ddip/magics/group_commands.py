@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 from IPython.core.error import UsageError
 
-from ddip import _client
+from ddip import _client, apps
 from ddip import group as groups
 from ddip.group import Group
 from ddip.magics.group_info import describe, life_of
@@ -68,11 +69,13 @@ class GroupCommands:
         if current is None:
             return self._start(without_restart(flags), checked)
         if checked["has_shape"]:
+            require_app(checked)  # refused before the old one is gone
             current.stop()
             return self._start_new(without_restart(flags), checked)
         begun = time.monotonic()
         current.restart()
         self._here.group = current
+        self._use_app(checked)
         print(f"group {current.name}: {current.world_size} workers restarted, empty ({time.monotonic() - begun:.2f} s)")
 
     def _restart_some(self, text: str, current: Group | None) -> None:
@@ -104,7 +107,8 @@ class GroupCommands:
             info["world_size"] == checked["world_size"] and info["gpus"] == checked["gpus"]
         )
         if same:
-            return self._here.join(name)
+            self._here.join(name)
+            return self._use_app(checked)
         if info["user_cells"] == 0:
             running.stop()
             return self._start_new(flags, checked)
@@ -113,6 +117,14 @@ class GroupCommands:
             f"group {name} is running with {info['world_size']} workers (running cells: {cells}): "
             f"%makedip --attach {name} joins it, %makedip -r {' '.join(flags)} replaces it"
         )
+
+    def _use_app(self, checked: dict[str, Any]) -> None:
+        """-a for a group that runs."""
+        group, app = self._here.group, checked["app"]
+        if group is None or not app or app == (group.info()["app"] or "none"):
+            return
+        group.use_app(app)
+        print(f"group {group.name}: " + ("the app is left" if app == "none" else f"the workers are in app {app}"))
 
     def _start_new(self, flags: list[str], checked: dict[str, Any]) -> None:
         begun = time.monotonic()
@@ -123,6 +135,11 @@ class GroupCommands:
         print(f"group {name}: {info['sentence']} ({time.monotonic() - begun:.1f} s)\n  it {life_of(info)}")
         if checked["verbose"]:
             print(describe(info))
+
+
+def require_app(checked: dict[str, Any]) -> None:
+    python = checked["python"] or sys.executable
+    apps.require(checked["app"], checked["app_module"], python, groups.worker_environment(), "%makedip")
 
 
 def without_restart(flags: list[str]) -> list[str]:

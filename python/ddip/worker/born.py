@@ -9,7 +9,7 @@ import signal
 import sys
 from typing import Any
 
-from ddip import _worker
+from ddip import _worker, apps
 from ddip.worker import collectives, figures, runner, shell, store, streams
 
 # There is one per process; made in live().
@@ -32,6 +32,8 @@ def live(
     streams.install(control)
     store.host_when_torch_is_loaded(descriptors[2] if len(descriptors) > 2 else None)
     collectives.install(control)
+    if environment.get("DDIP_APP"):
+        apps.enter(environment["DDIP_APP"])
     code = runner.Runner(control).run_until_stopped()
     # Threads of the user's may never end; what atexit promises is done, the rest goes with the process.
     import atexit

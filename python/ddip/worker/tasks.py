@@ -9,7 +9,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from ddip import values
+from ddip import apps, values
+from ddip.errors import ConfigError
 from ddip.worker import out_of_memory, shell
 
 Ending = tuple[dict[str, Any], list[int]]
@@ -57,7 +58,8 @@ def run_cell(control: Any, cell: int, body: dict[str, Any], descriptors: list[in
     if body.get("memory"):
         forget_peak()
         before = resident()
-    outcome = shell.run(body["code"], cell, body.get("colours", False))
+    with apps.cell(cell, body):
+        outcome = shell.run(body["code"], cell, body.get("colours", False))
     if outcome.error is not None:
         raise outcome.error
     ending: dict[str, Any] = {"outcome": "ok"}
@@ -114,7 +116,8 @@ def memory_footer(before: int) -> dict[str, Any]:
 
 def call(control: Any, cell: int, body: dict[str, Any], descriptors: list[int]) -> Ending:
     function, args, kwargs = values.unpack(descriptors[0], namespace())
-    result = function(*args, **kwargs)
+    with apps.cell(cell, body):
+        result = function(*args, **kwargs)
     try:
         return {"outcome": "ok", "value": {"packed": True}}, [values.pack(result).release()]
     except Exception as error:
@@ -179,6 +182,15 @@ def fingerprint(control: Any, cell: int, body: dict[str, Any], descriptors: list
     return {"outcome": "ok", "fingerprints": fingerprints.of_variables(body["names"], namespace())}, []
 
 
+def app(control: Any, cell: int, body: dict[str, Any], descriptors: list[int]) -> Ending:
+    """Enters an app, or leaves it ("none")."""
+    try:
+        apps.enter(body["app"])
+    except ConfigError as error:
+        return {"outcome": "error", "type": "ConfigError", "message": str(error), "traceback": "", "refused": str(error)}, []
+    return {"outcome": "ok"}, []
+
+
 TASKS = {
     "cell": run_cell,
     "call": call,
@@ -190,6 +202,7 @@ TASKS = {
     "rebuild": rebuild,
     "how_made": how_made,
     "fingerprint": fingerprint,
+    "app": app,
 }
 
 

@@ -32,6 +32,11 @@ void drop_repeated(std::vector<int>& ranks) {
   std::erase_if(ranks, [&](int rank) { return !seen.insert(rank).second; });
 }
 
+bool is_environment(const json& variables) {
+  return variables.is_object() &&
+         std::all_of(variables.begin(), variables.end(), [](const json& value) { return value.is_string(); });
+}
+
 std::string last_lines(const std::string& text, size_t lines) {
   size_t at = text.size();
   while (at > 0 && lines > 0) {
@@ -66,6 +71,8 @@ void Cells::execute(Session& session, Message message) {
     for (int rank = 0; rank < members_.size(); ++rank) ranks.push_back(rank);
   }
   drop_repeated(ranks);
+  json environment = message.body.value("environment", json::object());
+  if (!is_environment(environment)) return refuse("environment: expected an object of texts");
   json behind = json::array();
   for (int rank : ranks) {
     if (std::string why = why_not(rank); !why.empty()) return refuse(why);
@@ -78,7 +85,8 @@ void Cells::execute(Session& session, Message message) {
                                      .silent = message.body.value("silent", false),
                                      .ranks = ranks,
                                      .first_line = message.body.value("first_line", ""),
-                                     .started = wall_seconds()});
+                                     .started = wall_seconds(),
+                                     .environment = std::move(environment)});
   records_.follow(session, request.cell);
   json about = {{"ranks", ranks},
                 {"client", session.client},
@@ -230,6 +238,7 @@ void Cells::settle(Request& request, int rank, json body) {
   if (!requests_.settle(cell, rank)) return;
   std::string outcome = body.value("outcome", "");
   record(&request, {RecordKind::rank_done, cell, rank}, as_text(body));
+  if (outcome != "ok") request.environment.clear();
   if (outcome != "ok" && !request.open_ranks.empty()) {
     // The others are told at once; what they do about it is the worker's ladder with its own patience.
     events_.to_agent({Type::interrupt,
@@ -245,6 +254,7 @@ void Cells::settle(Request& request, int rank, json body) {
   }
   if (!requests_.finished(cell)) return;
   record(&request, {RecordKind::cell_done, cell}, "{}");
+  members_.extend_environments(request.environment);
   asking_.erase(cell);
   grace_timers_.erase(cell);
   requests_.forget(cell);

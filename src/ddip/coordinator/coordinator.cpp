@@ -202,6 +202,7 @@ struct Coordinator::Core {
       clients.push_back({{"client", session.client}, {"pid", session.pid}});
     json facts = options.facts;
     facts.update({{"name", options.name},
+                  {"app", members.environment(0).value("DDIP_APP", "")},
                   {"world_size", members.size()},
                   {"epoch", members.epoch()},
                   {"phase", membership::name_of(members.phase())},

@@ -50,6 +50,10 @@ class Members {
   const membership::Member& at(int rank) const { return state_.members.at(static_cast<size_t>(rank)); }
   bool is_ready(int rank) const { return at(rank).status == membership::Status::ready; }
   const wire::json& environment(int rank) const { return options_.environments.at(static_cast<size_t>(rank)); }
+  // Of processes that start from now on, on every rank.
+  void extend_environments(const wire::json& variables) {
+    for (wire::json& environment : options_.environments) environment.update(variables);
+  }
   uint32_t epoch() const { return state_.epoch; }
   membership::Phase phase() const { return state_.phase; }
 
@@ -72,7 +76,7 @@ class Members {
   void answer_restarts();
 
   net::Loop& loop_;
-  const Options options_;
+  Options options_;
   const Events events_;
   membership::Options deadlines_;
   membership::State state_;

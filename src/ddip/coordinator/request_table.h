@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "ddip/wire/message.h"
+
 namespace ddip::coordinator {
 
 struct Request {
@@ -18,6 +20,8 @@ struct Request {
   std::set<int> open_ranks;  // no ending yet
   std::string first_line;    // of its source, for people
   double started = 0;        // seconds since the epoch, for people
+  // Once all of its ranks have ended well: variables of workers that start later.
+  wire::json environment = wire::json::object();
 };
 
 class RequestTable {

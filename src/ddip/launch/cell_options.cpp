@@ -33,7 +33,7 @@ FlagTable cell_flags(const std::string& command) {
         {"--verbose", "-v", Takes::Nothing, "", "time and memory of each rank afterwards"}}},
       {"advanced",
        {{"--check", "", Takes::Value, "NAMES", "afterwards, say where these variables differ between ranks"},
-        {"--appcmd", "-a", Takes::Value, "F", "pass the cell to an app (later release)"}}}};
+        {"--appcmd", "-a", Takes::Value, "F", "run it inside a command of the group's app"}}}};
   table.examples = {command + " --ranks 0,2-3 -v", command + " --async training"};
   return table;
 }
@@ -66,7 +66,7 @@ Place place_of(const Flags& flags) {
 }
 
 void refuse_for_local(const Flags& flags) {
-  for (const std::string flag : {"--ranks", "--see", "--async", "--out", "--check"}) {
+  for (const std::string flag : {"--ranks", "--see", "--async", "--out", "--check", "--appcmd"}) {
     if (!flags.has(flag)) continue;
     throw ConfigError(flags.command() + " local " + flags.spelling(flag) + ": a local cell runs on no worker, so " +
                       flags.spelling(flag) + " has no meaning; expected one of the two");
@@ -83,8 +83,6 @@ std::string rank_list(const Flags& flags, const std::string& flag) {
 
 CellOptions parse_cell_flags(const std::vector<std::string>& args, const std::string& command) {
   const Flags flags(cell_flags(command), args);
-  if (flags.has("--appcmd"))
-    refuse(flags.value("--appcmd"), "--appcmd comes in a later release; expected a cell without it");
   CellOptions options;
   options.place = place_of(flags);
   if (options.place == Place::Local) refuse_for_local(flags);
@@ -101,6 +99,7 @@ CellOptions parse_cell_flags(const std::vector<std::string>& args, const std::st
   const std::string name = async_value(flags);
   if (!name.empty() && !places().contains(name)) options.async_name = python_name(flags.value("--async"));
   if (flags.has("--out")) options.out = python_name(flags.value("--out"));
+  if (flags.has("--appcmd")) options.app_command = python_name(flags.value("--appcmd"));
   if (flags.has("--check")) options.check = python_names(flags.value("--check"));
   return options;
 }

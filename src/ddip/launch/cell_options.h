@@ -21,6 +21,7 @@ struct CellOptions {
   bool async = false;
   std::string async_name;          // --async NAME: the variable that gets the cell; empty: none
   std::string out;                 // --out NAME: the variable that gets the results; empty: none
+  std::string app_command;         // --appcmd F: which the app of the group knows, or not; empty: none
   std::vector<std::string> check;  // --check NAMES: variables that should be equal on all ranks
 };
 

@@ -85,7 +85,7 @@ TEST(CellOptions, bad_lines_are_refused_in_one_line) {
       {{"--check", "x", "--async"},
        "--async --check: the cell is not done when the line ends; expected one of the two"},
       {{"local", "--check", "x"}, "local --check: a local cell runs on no worker, so --check" + local},
-      {{"-a", "f"}, "-a f: --appcmd comes in a later release; expected a cell without it"},
+      {{"-a", "f g"}, "-a 'f g': expected a Python variable's name"},
   };
   for (const Case& c : cases) EXPECT_EQ(config_error([&] { parse_cell_flags(c.args); }), "%%dip " + c.message);
 }

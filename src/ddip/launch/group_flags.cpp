@@ -16,7 +16,7 @@ FlagTable group_flags(const std::string& command) {
         {"--backend", "", Takes::Value, "NAME", "auto, shm, nccl or gloo"},
         {"--hosts", "-H", Takes::Value, "LIST", "several machines (later release)"},
         {"--slurm", "", Takes::Nothing, "", "workers of a Slurm job (later release)"},
-        {"--app", "-a", Takes::Value, "NAME", "prepare the workers for a library (later release)"}}},
+        {"--app", "-a", Takes::Value, "NAME", "prepare the workers for a library: fastai; none leaves it"}}},
       {"lifetime",
        {{"--name", "", Takes::Value, "NAME", "the group's name (default: from the notebook or script)"},
         {"--attach", "", Takes::Value, "NAME", "join a running group as it is"},

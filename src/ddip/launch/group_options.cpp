@@ -7,6 +7,7 @@
 #include <set>
 
 #include "ddip/base/error.h"
+#include "ddip/launch/apps.h"
 #include "ddip/launch/group_flags.h"
 #include "ddip/launch/rank_list.h"
 
@@ -71,8 +72,8 @@ std::string ranks_to_restart(const Flags& flags, Action action) {
 }
 
 void refuse_what_comes_later(const Flags& flags) {
-  const std::array<std::pair<std::string, std::string>, 3> later = {
-      {{"--hosts", "groups over several hosts come"}, {"--slurm", "Slurm jobs come"}, {"--app", "apps come"}}};
+  const std::array<std::pair<std::string, std::string>, 2> later = {
+      {{"--hosts", "groups over several hosts come"}, {"--slurm", "Slurm jobs come"}}};
   for (const auto& [flag, what] : later) {
     if (flags.has(flag)) refuse(flags.value(flag), what + " in a later release; expected -n or -g on this machine");
   }
@@ -167,6 +168,7 @@ GroupOptions parse_group_flags(const std::vector<std::string>& args, const std::
   if (flags.has("--threads")) {
     options.threads = static_cast<int>(whole_number(flags.value("--threads"), {"a number of threads", 1, 1024}));
   }
+  if (flags.has("--app")) options.app = one_of(flags.value("--app"), app_names());
   if (flags.has("--backend")) options.backend = backend(flags.value("--backend"));
 
   if (flags.has("--timeout")) options.timeout = seconds(flags.value("--timeout"), "");

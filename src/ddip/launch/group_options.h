@@ -39,6 +39,8 @@ struct GroupOptions {
   std::optional<int> threads;
   std::string backend = "auto";  // auto, shm, nccl or gloo
 
+  std::string app;  // of apps.h, or "none"; empty: not said
+
   // Lifetime.
   Seconds timeout{60};
   Seconds settle{10};

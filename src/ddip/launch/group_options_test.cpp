@@ -206,7 +206,9 @@ TEST(GroupOptions, bad_lines_are_refused_in_one_line) {
       {{"--hosts", "a,b"},
        "--hosts a,b: groups over several hosts come in a later release; expected -n or -g on this machine"},
       {{"--slurm"}, "--slurm: Slurm jobs come in a later release; expected -n or -g on this machine"},
-      {{"-a", "fastai"}, "-a fastai: apps come in a later release; expected -n or -g on this machine"},
+      {{"-a", "keras"}, "-a keras: expected none|fastai"},
+      {{"-a", "fastia"}, "-a fastia: expected none|fastai; did you mean fastai?"},
+      {{"-k", "-a", "fastai"}, "-k -a: -k stops a group, so -a" + none_beside},
       {{"--backend", "mpi"},
        "--backend mpi: MPI is for programs started by mpirun, where ddip.comm() finds it; expected auto, shm, nccl or "
        "gloo"},
