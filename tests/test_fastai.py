@@ -100,7 +100,9 @@ def test_a_last_step_with_fewer_samples_than_ranks(one: Any, two: Any) -> None:
 
 def test_metrics_are_those_of_the_whole_set(one: Any, two: Any) -> None:
     """21 samples in batches of 8: neither divides by the ranks."""
-    code = "learn = work.classification(bs); learn.fit(2, 0.1); [[float(x) for x in row] for row in learn.recorder.values]"
+    code = (
+        "learn = work.classification(bs); learn.fit(2, 0.1); [[float(x) for x in row] for row in learn.recorder.values]"
+    )
     alone, ours = both(one, two, code)
     assert all(close(a, b) for a, b in zip(alone, ours, strict=True))
     assert int(ours[-1][-1]) == 21, "the metric saw every sample once"
@@ -140,7 +142,9 @@ before = torch.rand(1).item(); learn.fit(1); after = torch.rand(1).item()
 def test_sets_of_different_length_are_refused_in_one_line(two: Any) -> None:
     with pytest.raises(ddip.RankError) as error:
         two.run("work.regression(4, train=40 + ddip.rank()).fit(1)")
-    assert "the training set has 40 on rank 0, 41 on rank 1 samples: every rank must make the same one" in str(error.value)
+    assert "the training set has 40 on rank 0, 41 on rank 1 samples: every rank must make the same one" in str(
+        error.value
+    )
 
 
 def test_bars_and_tables_are_rank_0s(two: Any) -> None:
@@ -214,7 +218,9 @@ def test_a_gans_two_phases(one: Any, two: Any) -> None:
 
 
 def test_after_an_error_on_one_rank_the_next_fit_works(two: Any) -> None:
-    code = "learn = work.regression(4, cbs=work.StopAt(3, ValueError('not today'), ddip.rank() == 1)); learn.fit(2, 0.1)"
+    code = (
+        "learn = work.regression(4, cbs=work.StopAt(3, ValueError('not today'), ddip.rank() == 1)); learn.fit(2, 0.1)"
+    )
     with pytest.raises(ddip.RankError, match="not today"):
         two.run(code)
     # Nothing waits for the others any more: one rank may go on by itself.
@@ -229,7 +235,7 @@ def test_after_an_error_that_the_cell_catches_the_next_fit_works(one: Any, two: 
     code = """
 learn = work.regression(bs, opt_func=Adam)
 with contextlib.suppress(ZeroDivisionError):
-    learn.fit(1, 0.02, cbs=work.StopAt(2, ZeroDivisionError()))
+    learn.fit(1, 0.02, cbs=work.StopAt(2, ZeroDivisionError("by nothing")))
 learn.opt.zero_grad()
 learn.fit(1, 0.02)
 work.weights(learn)
@@ -271,7 +277,10 @@ import fastai.torch_core as core, fastai.learner, sys
     assert "DdipCallback" in inside[0] and inside[1].startswith("ddip.") and inside[4] is True
     two.use_app("none")
     ordinary = ["TrainEvalCallback", "Recorder", "CastToTensor", "ProgressCallback"]
-    assert values(two, look) == [[ordinary, "fastai.torch_core", "fastai.torch_core", 2, False, False, "ProgressCallback"]] * 2
+    assert (
+        values(two, look)
+        == [[ordinary, "fastai.torch_core", "fastai.torch_core", 2, False, False, "ProgressCallback"]] * 2
+    )
     assert not any("DdipCallback" in name for name in values(two, "[type(c).__name__ for c in learn.cbs]")[0])
     assert two.info()["app"] == ""
     two.restart([1])
@@ -283,6 +292,17 @@ import fastai.torch_core as core, fastai.learner, sys
     two.restart()
     two.run(IMPORTS)
     assert values(two, "learn = work.regression(4); learn.fit(1); 1") == [1, 1]
+
+
+def test_the_others_begin_when_rank_0_is_through(two: Any, tmp_path: Path) -> None:
+    """As fastai's rank0_first: it downloads, they find the files."""
+    code = f"""
+path = Path({str(tmp_path / "data")!r})
+if ddip.rank() == 0: import time; time.sleep(0.2); path.touch()
+path.exists()
+"""
+    cell = two.submit({"kind": "cell", "code": code, "want_value": True, "app_command": "rank0_first"})
+    assert [result.value for result in two.finish(cell)] == [True, True]
 
 
 def test_a_cell_can_leave_by_a_function(two: Any) -> None:
@@ -299,6 +319,11 @@ shell = InteractiveShell.instance()
 shell.run_line_magic("load_ext", "ddip")
 shell.run_line_magic("makedip", "--name unloaded -n 2 --on-exit stop -a fastai -t 120 --python {python}")
 shell.run_cell_magic("dip", "", "from fastai.basics import *\\nprint('callbacks', [c.__name__ for c in defaults.callbacks])")
+shell.run_line_magic("makedip", "-a none --name unloaded")
+shell.run_cell_magic("dip", "", "print('meanwhile', [c.__name__ for c in defaults.callbacks])")
+shell.run_line_magic("makedip", "-a fastai --name unloaded")
+shell.run_cell_magic("dip", "-a alone", "from ddip.apps.fastai import session; print('all of us', session.together())")
+shell.run_cell_magic("dip", "", "print('all of us', session.together())")
 shell.run_line_magic("dipper", "group")
 shell.run_line_magic("unload_ext", "ddip")
 group = shell.user_ns["group"]
@@ -308,6 +333,9 @@ group.stop()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, env=os.environ)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "DdipCallback" in done.stdout.split("left", 1)[0], done.stdout
+    assert "callbacks ['TrainEvalCallback', 'Recorder', 'CastToTensor', 'DdipCallback']" in done.stdout, done.stdout
+    assert "meanwhile ['TrainEvalCallback', 'Recorder', 'CastToTensor']" in done.stdout, done.stdout
+    assert "the app is left" in done.stdout and "the workers are in app fastai" in done.stdout
+    assert "all of us False" in done.stdout and "all of us True" in done.stdout
     assert "left ['', ['TrainEvalCallback', 'Recorder', 'CastToTensor']]" in done.stdout, done.stdout
     assert "here False" in done.stdout

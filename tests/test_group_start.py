@@ -125,7 +125,7 @@ def test_a_python_that_is_not_there_is_named(home: Any, method: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [{"workers": 0}, {"workers": -1}, {"workers": 10**9}, {"backend": "gluu"}, {"on_exit": "maybe"}, {"start": "spawn"}, {"name": "a/b"},
-     {"name": "x" * 33}, {"name": ".."}, {"gpus": [0]}, {"hosts": "a,b"}, {"app": "fastai"}, {"timeout": -1}, {"threads": 0}, {"env": {"": "x"}},
+     {"name": "x" * 33}, {"name": ".."}, {"gpus": [0]}, {"hosts": "a,b"}, {"app": "keras"}, {"timeout": -1}, {"threads": 0}, {"env": {"": "x"}},
      {"master_port": 70000}, {"idle": -1}, {"backend": "nccl"}],
 )  # fmt: skip
 def test_a_wrong_request_is_refused_in_one_line_before_any_process_starts(home: Any, options: dict[str, Any]) -> None:

@@ -299,7 +299,9 @@ class Group:
             raise ConfigError(f"app={app!r} is unknown; expected {'|'.join(_client.app_names())}")
         # The environment is for workers that are started later.
         later = {"DDIP_APP": "" if app == "none" else app}
-        return self.submit({"kind": "app", "app": app, "environment": later, "first_line": f"app {app}", "silent": True})
+        return self.submit(
+            {"kind": "app", "app": app, "environment": later, "first_line": f"app {app}", "silent": True}
+        )
 
     def restart(self, ranks: Ranks = None, timeout: float = 120) -> None:
         """New processes for these ranks (default: all); they come back empty."""

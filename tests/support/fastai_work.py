@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
@@ -21,11 +22,17 @@ from fastai.callback.all import *  # noqa: F403  (fit_one_cycle, lr_find, … be
 from fastai.metrics import F1Score
 
 
-def samples(count: int, seed: int, classes: bool = False) -> list[Any]:
+class Samples(list):  # type: ignore[type-arg]
+    def new_empty(self) -> Samples:
+        """What export() keeps of them."""
+        return Samples()
+
+
+def samples(count: int, seed: int, classes: bool = False) -> Samples:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(count, 6, generator=generator)
     y = (x[:, :3].sum(1) + 0.3 * torch.randn(count, generator=generator)).unsqueeze(1)
-    return list(zip(x, (y.squeeze(1) > 0).long() if classes else y, strict=True))
+    return Samples(zip(x, (y.squeeze(1) > 0).long() if classes else y, strict=True))
 
 
 def net(outputs: int = 1) -> Any:
@@ -115,7 +122,7 @@ def numbered(count: int, bs: int, torch_loader: bool = False, workers: int = 0) 
 
 def gan(bs: int) -> Any:
     """Two nets of which one trains at a time; the noise is in the data, so that it is the same everywhere."""
-    import support.torchvision_operators  # noqa: F401
+    importlib.import_module("support.torchvision_operators")
     from fastai.vision.gan import FixedGANSwitcher, GANLearner
 
     generator = torch.Generator().manual_seed(5)

@@ -15,8 +15,6 @@ import contextlib
 import importlib
 import importlib.util
 import os
-import pkgutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -27,6 +25,8 @@ _current = ""
 
 
 def names() -> list[str]:
+    import pkgutil
+
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
@@ -98,6 +98,8 @@ def require(app: str, module: str, python: str, environment: Mapping[str, str], 
     if python == sys.executable:
         there = has_module(module)
     else:
+        import subprocess
+
         question = f"import importlib.util as u, sys; sys.exit(u.find_spec({module!r}) is None)"
         try:
             there = subprocess.run([python, "-c", question], env=dict(environment), timeout=20).returncode == 0
@@ -111,7 +113,9 @@ def require(app: str, module: str, python: str, environment: Mapping[str, str], 
 
 def require_command(app: str, name: str, command: str) -> None:
     if not app:
-        raise ConfigError(f"{command} -a {name}: the group is in no app; expected a cell without it, or %makedip -a NAME")
+        raise ConfigError(
+            f"{command} -a {name}: the group is in no app; expected a cell without it, or %makedip -a NAME"
+        )
     known = module_of(app).COMMANDS
     if name not in known:
         raise ConfigError(f"{command} -a {name}: app {app} has no such command; expected {'|'.join(sorted(known))}")

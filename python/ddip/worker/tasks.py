@@ -187,7 +187,13 @@ def app(control: Any, cell: int, body: dict[str, Any], descriptors: list[int]) -
     try:
         apps.enter(body["app"])
     except ConfigError as error:
-        return {"outcome": "error", "type": "ConfigError", "message": str(error), "traceback": "", "refused": str(error)}, []
+        return {
+            "outcome": "error",
+            "type": "ConfigError",
+            "message": str(error),
+            "traceback": "",
+            "refused": str(error),
+        }, []
     return {"outcome": "ok"}, []
 
 

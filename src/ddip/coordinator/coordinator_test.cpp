@@ -309,6 +309,36 @@ TEST_F(CoordinatorTest, restart_is_answered_when_the_rank_is_back) {
   EXPECT_EQ(client.find(Type::answer, 5)->body.at("ranks").at(1).at("incarnation"), 2);
 }
 
+TEST_F(CoordinatorTest, workers_that_start_later_have_what_a_cell_that_went_well_set) {
+  open(2);
+  Client client(path());
+  uint64_t failed = execute(client, {{"ranks", json::array()}, {"environment", {{"DDIP_APP", "one"}}}});
+  finish(0, failed);
+  finish(1, failed, "error");
+  client.say(Type::restart, 5, {{"ranks", {1}}});
+  ASSERT_TRUE(net::run_until(loop, [&] { return told_agent(Type::kill, 1) != nullptr; }));
+  from_agent(Type::exited, 1, 1, {{"why", "signal 9"}});
+  EXPECT_FALSE(told_agent(Type::spawn, 1)->body.at("environment").contains("DDIP_APP"));
+  join(1, 2);
+  to_agent.clear();
+  uint64_t cell = execute(client, {{"ranks", json::array()}, {"environment", {{"DDIP_APP", "two"}}}});
+  finish(0, cell);
+  finish(1, cell);
+  client.say(Type::restart, 6, {{"ranks", {1}}});
+  ASSERT_TRUE(net::run_until(loop, [&] { return told_agent(Type::kill, 1) != nullptr; }));
+  from_agent(Type::exited, 1, 2, {{"why", "signal 9"}});
+  EXPECT_EQ(told_agent(Type::spawn, 1)->body.at("environment").at("DDIP_APP"), "two");
+}
+
+TEST_F(CoordinatorTest, environment_that_is_none_is_refused) {
+  open(1);
+  Client client(path());
+  client.say(Type::execute, 5, {{"ranks", json::array()}, {"environment", "DDIP_APP"}});
+  until_heard(client, Type::refused, 5);
+  client.say(Type::execute, 6, {{"ranks", json::array()}, {"environment", {{"DDIP_APP", 1}}}});
+  until_heard(client, Type::refused, 6);
+}
+
 TEST_F(CoordinatorTest, obituary_is_not_about_the_process_before) {
   open(1);
   Client client(path());

@@ -101,6 +101,8 @@ class JointFit:
         self._share_model()
         if any(replicas.gather_objects(broken, self.ranks)):
             self._share_optimizer()
+            if self.learn.opt is not None:
+                self.learn.opt.zero_grad()  # of a step that was never done
         finder = getattr(self.learn, "lr_finder", None)
         if finder is not None:
             # lr_find counted the batches of one process.
@@ -178,7 +180,8 @@ class JointFit:
         if self.replica is not None:
             self.replica._dp.retire()
             for parameter in self.learn.model.parameters():
-                parameter.grad = None  # it lies in the communicator's memory
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad.clone()  # it lay in the communicator's memory
         if self._silenced or self.ranks.rank > 0:
             self.learn.logger = self._logger
         for callback in self._silenced:
