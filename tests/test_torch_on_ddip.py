@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.libraries import python_with
 
 import ddip
 
@@ -147,10 +146,9 @@ dist.gather_object(rank * 5, found, 0)
     assert values(two, code) == [[told, [1.0, 1.0], [0, 5]], [told, [2.0, 2.0], None]]
 
 
-@pytest.mark.soak
+@pytest.mark.timeout(150)
 def test_lightning_trains_with_its_ddp_strategy(tmp_path: Path) -> None:
-    if importlib.util.find_spec("lightning") is None:
-        pytest.skip("make soak brings Lightning")
+    python = python_with("lightning")
     script = tmp_path / "train.py"
     script.write_text(
         """
@@ -170,7 +168,7 @@ print("weights", torch.distributed.get_rank(), torch.distributed.get_backend(), 
     )
     run = Path(ddip.__file__).parent / "_bin" / "ddip"
     done = subprocess.run(
-        [run, "run", "-n", "2", "--", sys.executable, script],
+        [run, "run", "-n", "2", "--", python, script],
         capture_output=True,
         text=True,
         timeout=120,
