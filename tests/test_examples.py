@@ -7,11 +7,13 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.libraries import python_with
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
@@ -32,25 +34,62 @@ def test_quickstart_is_a_valid_notebook() -> None:
     nbformat.validate(nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4))
 
 
-@pytest.mark.timeout(240)
-def test_data_parallel_notebook_trains_a_gan_and_compresses(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def execute(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, int]]:
+    """Runs a notebook in a kernel of this Python; what it said as text, and how many pictures it drew."""
     if (ROOT / ".setup" / "without_engine").exists():
         pytest.skip("make setup left the data plane out")
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    kernels = pytest.importorskip("jupyter_client")
     pytest.importorskip("torch")
-    notebook = nbformat.read(EXAMPLES / "data_parallel.ipynb", as_version=4)
-    nbformat.validate(notebook)
+    monkeypatch.delenv("DDIP_PRELOAD", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "python"))
-    nbclient.NotebookClient(notebook, timeout=200, kernel_name="python3").execute()
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    said = "".join(
-        str(output.get("text", "")) + str(output.get("data", {}).get("text/plain", "")) for output in outputs
-    )
+
+    def run_notebook(name: str, python: str = sys.executable) -> tuple[str, int]:
+        notebook = nbformat.read(EXAMPLES / name, as_version=4)
+        nbformat.validate(notebook)
+        kernel = kernels.AsyncKernelManager(kernel_name="python3")
+        kernel.kernel_spec.argv[0] = python
+        nbclient.NotebookClient(notebook, timeout=200, km=kernel).execute()
+        outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+        said = "\n".join(
+            str(output.get("text", "")) + str(output.get("data", {}).get("text/plain", "")) for output in outputs
+        )
+        return said, sum("image/png" in output.get("data", {}) for output in outputs)
+
+    return run_notebook
+
+
+@pytest.mark.timeout(240)
+def test_gan_notebook_trains_both_halves_alike_on_both_ranks(execute: Callable[..., tuple[str, int]]) -> None:
+    said, pictures = execute("gan.ipynb")
     assert "check: gan is the same on ranks 0-1" in said
-    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
-    losses = {name: float(loss) for name, loss in re.findall(r"(\S+) +last loss ([\d.]+),", said)}
-    assert list(losses) == ["none", "fp16", "int8", "topk:0.05", "powersgd:2"]
-    assert all(loss < 0.1 for loss in losses.values()), losses
+    assert "2002 backwards" in said and pictures == 2
+
+
+@pytest.mark.timeout(240)
+def test_compression_notebook_learns_the_same_with_fewer_bytes(execute: Callable[..., tuple[str, int]]) -> None:
+    said, pictures = execute("compression.ipynb")
+    found = re.findall(r"(\S+) +last loss ([\d.]+), +([\d.]+) KiB", said)
+    assert [name for name, _, _ in found] == ["none", "fp16", "bf16", "int8", "topk:0.05", "powersgd:2"]
+    assert all(float(loss) < 0.1 for _, loss, _ in found), found
+    sent = [float(size) for _, _, size in found]
+    assert sent == sorted(sent, reverse=True) and sent[1] == pytest.approx(sent[0] / 2, rel=0.01)
+    assert pictures == 1
+
+
+@pytest.mark.timeout(240)
+def test_fastai_notebook_trains_on_both_ranks_and_shows_each_thing_once(
+    execute: Callable[..., tuple[str, int]],
+) -> None:
+    said, pictures = execute("fastai.ipynb", python_with("fastai"))
+    assert pictures == 3, "the curve of lr_find, the losses, what was learned: each once"
+    assert re.search(r"^the valley is at [\d.]+$", said, re.MULTILINE), said
+    assert said.count("train_loss") == 2 and "[1] epoch" not in said
+    assert "check: net is the same on ranks 0-1" in said
+    right = re.search(r"600 predictions, ([\d.]+) of them right", said)
+    assert right and float(right[1]) > 0.9, said
+    assert "the app is left" in said
 
 
 def run(*command: object) -> None:

@@ -107,7 +107,9 @@ class GroupCommands:
             info["world_size"] == checked["world_size"] and info["gpus"] == checked["gpus"]
         )
         if same:
-            self._here.join(name)
+            here = self._here.group
+            if not checked["app"] or here is None or here.name != name:
+                self._here.join(name)
             return self._use_app(checked)
         if info["user_cells"] == 0:
             running.stop()
@@ -121,7 +123,7 @@ class GroupCommands:
     def _use_app(self, checked: dict[str, Any]) -> None:
         """-a for a group that runs."""
         group, app = self._here.group, checked["app"]
-        if group is None or not app or app == (group.info()["app"] or "none"):
+        if group is None or not app:
             return
         group.use_app(app)
         print(f"group {group.name}: " + ("the app is left" if app == "none" else f"the workers are in app {app}"))

@@ -135,6 +135,9 @@ class JointFit:
         self._share_model()
         self._share_optimizer()
         finder.tmp_d.cleanup()  # without the file it loads nothing
+        bar = getattr(getattr(learn, "progress", None), "pbar", None)
+        if self.ranks.rank == 0 and bar is not None:
+            bar.on_iter_end()  # the search ends in the middle of an epoch: nobody else takes its bar away
 
     def take_part(self, training: bool) -> None:
         learn = self.learn
