@@ -183,6 +183,40 @@ work.weights(learn)
     assert close(alone, ours)
 
 
+def test_callbacks_that_stop_and_save_decide_alike(one: Any, two: Any, tmp_path: Path) -> None:
+    code = f"""
+learn = work.regression(bs, path={str(tmp_path)!r})
+cbs = [work.SaveModelCallback(), work.EarlyStoppingCallback(patience=1, min_delta=0.2)]
+learn.fit(9, 0.1, cbs=cbs)
+[float(len(learn.recorder.values)), *work.weights(learn)]
+"""
+    alone, ours = both(one, two, code)
+    assert close(alone, ours) and 1 < ours[0] < 9
+
+
+def test_options_are_those_of_data_parallel(one: Any, two: Any) -> None:
+    two.run("from ddip.apps import fastai as app; app.options.update(compress='bf16')")
+    try:
+        alone, ours = both(one, two, "learn = work.regression(bs); learn.fit(1, 0.1); work.weights(learn)")
+    finally:
+        two.run("app.options.clear()")
+    assert not close(alone, ours) and all(abs(a - b) < 2e-3 for a, b in zip(alone, ours, strict=True))
+
+
+def test_batch_norm_over_all_ranks(one: Any, two: Any) -> None:
+    code = """
+model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+with torch.no_grad():
+    for index, parameter in enumerate(model.parameters()): parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter) + index / 10)
+if ddip.world_size() > 1: model = ddip.SyncBatchNorm.convert(model)
+learn = Learner(work.regression(bs, train=40).dls, model, loss_func=work.MSELossFlat(), opt_func=SGD)
+learn.fit(2, 0.05)
+[*work.weights(learn), *learn.model[1].running_mean.tolist(), *map(float, learn.final_record)]
+"""
+    alone, ours = both(one, two, code)
+    assert close(alone, ours)
+
+
 def test_save_load_and_export(two: Any, python: str, tmp_path: Path) -> None:
     code = f"""
 learn = work.regression(4, path={str(tmp_path)!r}); learn.fit(1, 0.1)

@@ -30,10 +30,13 @@ def enter() -> None:
 
 def install() -> None:
     import fastai.torch_core as core
+    import torch
     from fastcore.foundation import defaults
 
     from ddip.apps.fastai.callback import DdipCallback
 
+    if ddip.device().type == "cuda":
+        torch.cuda.set_device(ddip.device())  # where fastai puts what has no device
     if DdipCallback not in defaults.callbacks:
         defaults.callbacks.append(DdipCallback)
     if not _originals:

@@ -137,7 +137,8 @@ class JointFit:
         finder.tmp_d.cleanup()  # without the file it loads nothing
         bar = getattr(getattr(learn, "progress", None), "pbar", None)
         if self.ranks.rank == 0 and bar is not None:
-            bar.on_iter_end()  # the search ends in the middle of an epoch: nobody else takes its bar away
+            bar.prefix = ""  # the search ends in the middle of an epoch: nobody else takes its bar away
+            bar.on_iter_end()
 
     def take_part(self, training: bool) -> None:
         learn = self.learn
