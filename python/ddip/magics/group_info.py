@@ -17,7 +17,8 @@ def describe(info: dict[str, Any]) -> str:
     warming = agent.get("warm", {}).get("seconds", 0)
     lines += [
         f"  coordinator pid {info['pid']}, warm parent pid {agent['warm_parent']} ({warming:.1f} s to warm), start by {agent['start']}",
-        f"  store on 127.0.0.1:{info['port']}, seed {info['seed']} + rank, backend {info['backend']}",
+        f"  store on 127.0.0.1:{info['port']}, seed {info['seed']} + rank, backend {info['backend']}"
+        + (f", app {info['app']}" if info["app"] else ""),
         f"  journal {info['journal']}",
     ]
     return "\n".join(lines)
