@@ -85,7 +85,10 @@ BAD = [
     (["lss"], "ddip lss: there is no such command; did you mean ls?"),
     (["frobnicate"], "ddip frobnicate: there is no such command; ddip --help lists the commands"),
     (["--hlep"], "ddip --hlep: there is no such flag; ddip --help lists the commands"),
-    (["unet", "train"], "ddip unet: this command comes in a later release; ddip --help lists those that are there"),
+    (
+        ["partition", "x"],
+        "ddip partition: this command comes in a later release; ddip --help lists those that are there",
+    ),
     (["ls", "x"], "ddip ls x: expected flags only; ddip ls -h lists them"),
     (["ls", "--jsn"], "ddip ls --jsn: there is no such flag; did you mean --json?"),
     (["ls", "--json", "--names"], "ddip ls --json --names: expected one of the two"),

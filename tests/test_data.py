@@ -212,18 +212,36 @@ def test_the_loader_gives_the_same_batches_from_both_formats_and_its_ledger_is_e
                 loader.set_epoch(epoch)
             sampler = data.Sampler(23, 4, rank=rank, world=2, seed=3)
             sampler.set_epoch(epoch)
+            count = 0
             for (a, one), (b, two), which in zip(*loaders, sampler, strict=True):
+                count += 1
+                assert len(loaders[0]) == len(sampler) == 3, "asking does not begin anew"
                 assert torch.equal(a, b) and torch.equal(one, two) and a.dtype == torch.float32
                 assert (a.numpy() == images[which]).all() and (one.numpy() == labels[which]).all()
                 order.append(which)
-            assert str(loaders[0].ledger) == str(loaders[1].ledger)
+            assert count == 3 and str(loaders[0].ledger) == str(loaders[1].ledger)
             ledger.merge(loaders[0].ledger)
         assert str(ledger) == "0-22" and len(ledger) == 23
     assert order[: len(order) // 2] != order[len(order) // 2 :]
+    part = data.Loader(tmp_path / "p", 4, part=(20, 23), rank=0, world=1, shuffle=False)
+    assert len(part) == 1 and part.shape == (3, 1, 64, 64)
+    assert (next(iter(part))[0].numpy() == images[20:]).all()
+    with pytest.raises(ddip.ConfigError, match=r"part=\(20, 24\): expected a first event .* of 23"):
+        data.Loader(tmp_path / "n", 4, part=(20, 24), rank=0, world=1)
     # What is done does not come again.
     loader = data.Loader(tmp_path / "n", 4, rank=0, world=1, seed=3)
     loader.set_epoch(0, data.Ledger("0-19"))
     assert sum(len(a) for a, _ in loader) == 3 and str(loader.ledger) == "20-22"
+
+
+@pytest.mark.parametrize("samples", [1, 7, 12, 13])
+def test_a_sampler_is_as_long_as_it_says(samples: int) -> None:
+    data = pytest.importorskip("ddip.data")
+    for world in (1, 2, 3):
+        for rank in range(world):
+            for batch in (1, 2, 5):
+                sampler = data.Sampler(samples, batch, rank=rank, world=world)
+                assert len(sampler) == len(list(sampler)) == len(list(sampler))
 
 
 def test_a_loader_for_nothing_or_for_bad_events_says_so(tmp_path: Path) -> None:

@@ -52,14 +52,27 @@ def test_demo_trains_checks_and_shows_what_to_open(tmp_path: Path) -> None:
     done = demo(tmp_path / "out")
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.rstrip("\n").splitlines()
-    assert "[ 1/10]" in done.stdout and "[10/10]" in done.stdout
-    assert "      replicas equal: True, 4482 parameters each" in lines
+    assert "[ 1/12]" in done.stdout and "[12/12]" in done.stdout
+    assert "      replicas equal: True" in lines
     assert lines[-4] == "" and all(lines[-3:])
-    assert "replicas equal" in lines[-3] and "quickstart.html" in lines[-2]
-    page = (tmp_path / "out" / "quickstart.html").read_text(encoding="utf-8")
-    assert "data:image/png;base64," in page and "replicas equal: True" in page
-    executed: Any = nbformat.read(tmp_path / "out" / "quickstart.ipynb", as_version=4)
+    assert "replicas equal" in lines[-3] and "unet.html" in lines[-2] and "jupyter lab" in lines[-1]
+    page = (tmp_path / "out" / "unet.html").read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") >= 3 and "replicas equal: True" in page
+    executed: Any = nbformat.read(tmp_path / "out" / "unet.ipynb", as_version=4)
     assert all(cell.execution_count for cell in executed.cells if cell.cell_type == "code")
+    # The same from the command line.
+    for command in ("data synth", "unet train", "unet evaluate", "unet predict"):
+        assert f"$ ddip {command}" in done.stdout
+    assert "epoch 6/6" in done.stdout and "majority class" in done.stdout
+    assert len(list((tmp_path / "out" / "predictions").glob("event-*.png"))) == 4
+    assert groups() == []
+
+
+def test_quickstart_trains_and_its_replicas_are_equal(tmp_path: Path) -> None:
+    done = demo(tmp_path / "out", "--notebook", ROOT / "examples" / "quickstart.ipynb")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "      replicas equal: True, 4482 parameters each" in done.stdout.splitlines()
+    assert "quickstart.html" in done.stdout and "$ ddip" not in done.stdout
     assert groups() == []
 
 
@@ -70,7 +83,7 @@ def test_demo_that_fails_in_the_middle_says_so_and_leaves_no_group(tmp_path: Pat
     done = demo(tmp_path / "out", "--notebook", file)
     assert done.returncode == 1
     assert "ValueError: planted" in done.stdout and "The demo failed" in done.stdout and "never" not in done.stdout
-    assert (tmp_path / "out" / "quickstart.html").exists()
+    assert (tmp_path / "out" / "other.html").exists()
     assert groups() == []
 
 
@@ -79,6 +92,7 @@ def test_demo_that_fails_in_the_middle_says_so_and_leaves_no_group(tmp_path: Pat
     [
         ("replicas_equal, history = False, [1.0, 0.1]", "the two copies of the model differ"),
         ("replicas_equal, history = True, [1.0, 0.9]", "the loss did not go down"),
+        ("replicas_equal, history, accuracy = True, [1.0, 0.1], 0.7", "the network learned too little"),
         ("pass", "the notebook has no"),
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,18 +15,24 @@ from ddip._engine import Sampler as NativeSampler
 __all__ = ["Ledger", "Loader", "Sampler"]
 
 
-def _sampling(samples: int, batch: int, rank: int | None, world: int | None, seed: int, shuffle: bool) -> Any:
+Place = tuple[int, int]  # rank, number of ranks
+
+
+def _place(rank: int | None, world: int | None) -> Place:
+    return ddip.rank() if rank is None else rank, ddip.world_size() if world is None else world
+
+
+def _sampling(samples: int, batch: int, place: Place, seed: int, shuffle: bool) -> SamplerOptions:
     for name, value in {"samples": samples, "batch": batch, "seed": seed}.items():
         if value < 0:
             raise ddip.ConfigError(f"{name}={value}: expected a number that is not negative")
-    return SamplerOptions(
-        samples,
-        batch,
-        ddip.rank() if rank is None else rank,
-        ddip.world_size() if world is None else world,
-        seed,
-        shuffle,
-    )
+    return SamplerOptions(samples, batch, *place, seed, shuffle)
+
+
+def _batches(samples: int, place: Place, batch: int) -> int:
+    rank, world = place
+    mine = (samples + world - 1 - rank) // world  # every world-th sample, from the rank-th on
+    return -(-mine // batch)
 
 
 class Sampler:
@@ -47,8 +52,8 @@ class Sampler:
         seed: int = 0,
         shuffle: bool = True,
     ) -> None:
-        self._batch = batch
-        self._sampler = NativeSampler(_sampling(samples, batch, rank, world, seed, shuffle))
+        self._samples, self._batch, self._place = samples, batch, _place(rank, world)
+        self._sampler = NativeSampler(_sampling(samples, batch, self._place, seed, shuffle))
         self._epoch = -1
         self._done = Ledger()
 
@@ -65,15 +70,14 @@ class Sampler:
             yield batch
 
     def __len__(self) -> int:
-        self._sampler.begin_epoch(self._epoch + 1, self._done)
-        return -(-self._sampler.remaining // self._batch)
+        return _batches(self._samples, self._place, self._batch)
 
 
 class Loader:
     """Batches (images, labels) of a folder that `ddip data synth` made, or of a .parquet file; read ahead by threads.
 
     `for images, labels in loader` is one epoch: this rank's share, in an order that seed and epoch fix. `ledger` says
-    which samples this rank was given in it.
+    which samples this rank was given in it. `part=(0, 900)`: only the events from the first number to before the second.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class Loader:
         path: str | os.PathLike[str],
         batch: int = 32,
         *,
+        part: tuple[int, int] | None = None,
         rank: int | None = None,
         world: int | None = None,
         seed: int = 0,
@@ -92,10 +97,9 @@ class Loader:
         if Path(path).suffix == ".parquet" or (Path(path) / "events.parquet").exists():
             import pyarrow  # noqa: F401  its Arrow must be the one in this process
 
-        self._batch = batch
-        self._loader = EventLoader(
-            os.fspath(path), _sampling(0, batch, rank, world, seed, shuffle), threads, ahead, classes
-        )
+        self._batch, self._place = batch, _place(rank, world)
+        sampling = _sampling(0, batch, self._place, seed, shuffle)
+        self._loader = EventLoader(os.fspath(path), sampling, part, threads, ahead, classes)
         self._epoch = -1
         self._done = Ledger()
         self.ledger = Ledger()
@@ -109,6 +113,10 @@ class Loader:
         """The next iteration is this epoch, without the samples in `done` (the same on all ranks)."""
         self._epoch = epoch - 1
         self._done = done or Ledger()
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch, for this rank."""
+        return _batches(self.shape[0], self._place, self._batch)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         self._epoch += 1

@@ -1,8 +1,10 @@
+#include <fmt/format.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <pybind11/stl.h>
 
 #include "bind.h"
+#include "ddip/base/error.h"
 #include "ddip/models/event_tensors.h"
 
 namespace ddip::bindings {
@@ -14,6 +16,16 @@ using data::Loader;
 using data::Sampler;
 using data::SamplerOptions;
 using Released = py::call_guard<py::gil_scoped_release>;
+
+std::shared_ptr<const data::EventSet> part_of(const std::shared_ptr<const data::EventSet>& events,
+                                              std::pair<uint64_t, uint64_t> part) {
+  const auto [begin, end] = part;
+  const uint64_t all = events->shape().events;
+  if (begin >= end || end > all)
+    throw ConfigError(
+        fmt::format("part=({}, {}): expected a first event and the one behind the last, of {}", begin, end, all));
+  return data::range_of(events, begin, end - begin);
+}
 
 void bind_sampler(py::module_& module) {
   py::class_<Ledger>(module, "Ledger")
@@ -48,11 +60,14 @@ void bind_data(py::module_& module) {
       .def_readonly("images", &EventTensors::images)
       .def_readonly("labels", &EventTensors::labels);
   py::class_<Loader>(module, "EventLoader")
-      .def(py::init([](const std::string& path, const SamplerOptions& sampling, int threads, int ahead, int classes) {
-             return std::make_unique<Loader>(data::open_events(path),
-                                             data::LoaderOptions{sampling, threads, ahead, classes});
+      .def(py::init([](const std::string& path, const SamplerOptions& sampling,
+                       const std::optional<std::pair<uint64_t, uint64_t>>& part, int threads, int ahead, int classes) {
+             std::shared_ptr<const data::EventSet> events = data::open_events(path);
+             if (part) events = part_of(events, *part);
+             return std::make_unique<Loader>(events, data::LoaderOptions{sampling, threads, ahead, classes});
            }),
-           py::arg("path"), py::arg("sampling"), py::arg("threads"), py::arg("ahead"), py::arg("classes"), Released())
+           py::arg("path"), py::arg("sampling"), py::arg("part"), py::arg("threads"), py::arg("ahead"),
+           py::arg("classes"), Released())
       .def("begin_epoch", &Loader::begin_epoch, py::arg("epoch"), py::arg("done"), Released())
       .def("next", &models::next_tensors, Released())
       .def_property_readonly("remaining", &Loader::remaining)

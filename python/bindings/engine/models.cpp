@@ -9,6 +9,7 @@
 #include "ddip/models/unet/network.h"
 #include "ddip/models/unet/run_folder.h"
 #include "ddip/models/unet/scores.h"
+#include "ddip/models/unet/step.h"
 
 namespace ddip::bindings {
 namespace {
@@ -18,6 +19,29 @@ namespace unet = models::unet;
 using Released = py::call_guard<py::gil_scoped_release>;
 using unet::NetworkOptions;
 using unet::Scores;
+
+// A network and its optimizer that train in C++, for benchmarks: what Trainer does in a step, without ranks.
+class Stepper {
+ public:
+  Stepper(const NetworkOptions& options, std::string precision, at::Device device)
+      : network_(options), precision_(std::move(precision)) {
+    network_.to(device);
+    for (at::Tensor& parameter : network_.parameters()) {
+      if (parameter.dim() == 4) parameter.set_data(parameter.contiguous(at::MemoryFormat::ChannelsLast));
+    }
+    adam_.emplace(network_.parameters());
+  }
+  at::Tensor step(const at::Tensor& images, const at::Tensor& labels, double learning_rate) {
+    return unet::train_step([this](const at::Tensor& batch) { return network_.forward(batch); }, *adam_, images, labels,
+                            precision_, learning_rate)
+        .loss;
+  }
+
+ private:
+  unet::Network network_;
+  std::string precision_;
+  std::optional<models::Adam> adam_;
+};
 
 using Tensors = std::vector<std::pair<std::string, at::Tensor>>;
 
@@ -59,6 +83,10 @@ void bind_models(py::module_& module) {
   module.def("unet_prepared", &unet::prepared, py::arg("images"), py::arg("device"), Released());
   module.def("unet_options_of_run", &options_of_run, py::arg("run"), Released());
   module.def("unet_load_run", &load_run, py::arg("run"), py::arg("tensors"), Released());
+  py::class_<Stepper>(module, "UNetStepper")
+      .def(py::init<const NetworkOptions&, std::string, at::Device>(), py::arg("options"), py::arg("precision"),
+           py::arg("device"), Released())
+      .def("step", &Stepper::step, py::arg("images"), py::arg("labels"), py::arg("learning_rate"), Released());
   py::class_<Scores>(module, "Scores")
       .def(py::init<int64_t>(), py::arg("classes") = 3)
       .def("add", &Scores::add, py::arg("predicted"), py::arg("labels"), py::arg("lit"), Released())

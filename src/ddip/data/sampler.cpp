@@ -1,5 +1,7 @@
 #include "ddip/data/sampler.h"
 
+#include <numeric>
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,15 +19,14 @@ Sampler::Sampler(const SamplerOptions& options) : options_(options) {
 }
 
 void Sampler::begin_epoch(uint64_t epoch, const Ledger& done) {
-  std::vector<uint64_t> order;
-  order.reserve(options_.samples);
-  for (uint64_t sample = 0; sample < options_.samples; ++sample) {
-    if (!done.contains(sample)) order.push_back(sample);
-  }
+  std::vector<uint64_t> order(options_.samples);
+  std::iota(order.begin(), order.end(), uint64_t{0});
   if (options_.shuffle) {
     Random random(options_.seed, epoch);
     for (size_t left = order.size(); left > 1; --left) std::swap(order[left - 1], order[random.below(left)]);
   }
+  // Behind the shuffling: what is left comes in the order it would have come in.
+  std::erase_if(order, [&](uint64_t sample) { return done.contains(sample); });
   mine_.clear();
   at_ = 0;
   for (size_t index = static_cast<size_t>(options_.rank); index < order.size();

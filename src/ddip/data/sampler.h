@@ -23,7 +23,8 @@ class Sampler {
   // Throws ConfigError for options that make no sense.
   explicit Sampler(const SamplerOptions& options);
 
-  // `done`: samples that need not come again in this epoch, whoever did them; the same on all ranks.
+  // `done`: samples that need not come again in this epoch, whoever did them; the same on all ranks. Where all ranks
+  // did equally many, each goes on with what it would have had next.
   void begin_epoch(uint64_t epoch, const Ledger& done = {});
 
   // The next batch, smaller at the end; empty when this rank has no more. Nothing is dropped, so ranks may differ by

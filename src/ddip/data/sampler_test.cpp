@@ -17,6 +17,25 @@ std::vector<uint64_t> all_of(Sampler& sampler) {
   return all;
 }
 
+TEST(Sampler, an_epoch_that_goes_on_brings_what_it_would_have_brought) {
+  for (int rank : {0, 1}) {
+    const SamplerOptions options{.samples = 101, .rank = rank, .world = 2, .batch = 7, .seed = 9};
+    SamplerOptions others = options;
+    others.rank = 1 - rank;
+    Sampler whole(options), resumed(options), other(others);
+    whole.begin_epoch(4);
+    other.begin_epoch(4);
+    Ledger done;
+    for (int step = 0; step < 3; ++step) {
+      done.add(whole.next());
+      done.add(other.next());
+    }
+    resumed.begin_epoch(4, done);
+    for (auto batch = whole.next(); !batch.empty(); batch = whole.next()) EXPECT_EQ(resumed.next(), batch);
+    EXPECT_TRUE(resumed.next().empty());
+  }
+}
+
 }  // namespace
 
 // Whatever the sizes: every sample comes exactly once over all ranks, also when some are done already and the number of

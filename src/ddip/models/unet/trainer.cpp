@@ -12,7 +12,7 @@
 #include "ddip/models/unet/device.h"
 #include "ddip/models/unet/held_out.h"
 #include "ddip/models/unet/learning_rate.h"
-#include "ddip/models/unet/loss.h"
+#include "ddip/models/unet/step.h"
 
 namespace ddip::models::unet {
 namespace {
@@ -158,33 +158,29 @@ Trainer::Epoch Trainer::train_epoch() {
       auto batch = next_tensors(*train_loader_);
       if (!batch) break;
       const at::Tensor labels = batch->labels.to(device_);
-      adam_->zero_gradients();
-      at::Tensor logits, loss;
-      {
-        const Precision computed_in(settings_.precision, device_);
-        logits = model_->forward(prepared(batch->images, device_));
-        loss = segmentation_loss(logits, labels);
-      }
-      loss.backward();
-      adam_->step(learning_rate(settings_.lr, step_, steps));
+      const Step step = train_step([&](const at::Tensor& images) { return model_->forward(images); }, *adam_,
+                                   prepared(batch->images, device_), labels, settings_.precision,
+                                   learning_rate(settings_.lr, step_, steps));
       ++step_;
       ++batches;
-      loss_sum += loss.detach();
+      loss_sum += step.loss.detach();
       mine.add(batch->samples);
       progress_->add_samples(batch->samples.size() * world);
       if (progress_->wants_update()) {
         Scores scores(kClasses);
-        scores.add(logits.argmax(1), labels, batch->images.select(1, 0).to(device_) > 0);
+        scores.add(step.logits.argmax(1), labels, batch->images.select(1, 0).to(device_) > 0);
         progress_->show(
             {.epoch = static_cast<int64_t>(epoch_) + 1,
              .epochs = settings_.epochs,
              .share = 1 - static_cast<double>(train_loader_->remaining()) / static_cast<double>(mine_at_first),
-             .loss = loss.item<double>(),
+             .loss = step.loss.item<double>(),
              .nonzero_accuracy = scores.nonzero_accuracy()});
       }
     }
   });
   adopt_newest_optimizer();
+  // Batch norm's running means are each rank's own until the next forward: all test, and save, rank 0's.
+  data_parallel::broadcast_all(*context_.communicator(), model_->module()->buffers(), 0);
   at::Tensor sums = at::tensor({loss_sum.item<double>(), static_cast<double>(batches)}, at::kDouble);
   context_.communicator()->all_reduce(sums);
   epoch.loss = sums[0].item<double>() / std::max(1.0, sums[1].item<double>());
