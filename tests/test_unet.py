@@ -224,6 +224,27 @@ def test_predictions_are_those_of_the_same_weights_in_plain_pytorch(
     assert (blue.all(2) == (masks[1] == 1)).all()
 
 
+def test_events_without_labels_get_the_same_masks(trained: tuple[Path, Path, str], tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    data, out, _ = trained
+    images = np.load(data / "images.npy")[180:]
+    for name in ("n", "p"):
+        (tmp_path / name).mkdir()
+    np.save(tmp_path / "n" / "images.npy", images)
+    column = pa.array(images.reshape(20, -1).tolist(), pa.list_(pa.float32()))
+    parquet.write_table(pa.table({"image": column}), tmp_path / "p" / "events.parquet")
+    masks = []
+    for source in (data, tmp_path / "n", tmp_path / "p"):
+        target = tmp_path / f"out{len(masks)}"
+        done = run("unet", "predict", "--run", out, "--data", source, "--out", target, "--pictures", 1)
+        assert done.returncode == 0, done.stderr
+        masks.append(np.load(target / "masks.npy"))
+        assert ("truth" in done.stdout) == (source == data)
+    assert (masks[0] == masks[1]).all() and (masks[0] == masks[2]).all()
+    refused = run("unet", "evaluate", "--run", out, "--data", tmp_path / "n")
+    assert refused.returncode == 2 and "labels.npy: No such file or directory" in refused.stderr
+
+
 def test_a_run_that_was_interrupted_and_goes_on_ends_with_the_same_weights(events: Path, tmp_path: Path) -> None:
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     # 40 steps an epoch; on the CPU, where the same steps give the same bits.

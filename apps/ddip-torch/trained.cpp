@@ -37,9 +37,9 @@ Trained load_trained(const launch::Flags& flags) {
   return {std::move(folder), manifest, network, device};
 }
 
-Events events_for(const Trained& trained, const launch::Flags& flags) {
+Events events_for(const Trained& trained, const launch::Flags& flags, data::Labels labels) {
   const fs::path path = fs::absolute(needed(flags, "--data").text);
-  Events events{data::open_events(path)};
+  Events events{data::open_events(path, labels)};
   const auto channels = static_cast<int64_t>(events.set->shape().channels);
   if (channels != trained.network->options().channels)
     throw ConfigError(fmt::format("{}: its images have {} channels, the network of {} was trained on {}", path.string(),

@@ -24,7 +24,7 @@ struct Events {
 };
 
 // --data; of the folder that the run was trained on only the events that were held out.
-Events events_for(const Trained& trained, const launch::Flags& flags);
+Events events_for(const Trained& trained, const launch::Flags& flags, data::Labels labels = data::Labels::needed);
 
 std::unique_ptr<data::Loader> in_order(const Events& events, const models::unet::Settings& settings);
 

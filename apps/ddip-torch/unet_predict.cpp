@@ -13,11 +13,12 @@ namespace fs = std::filesystem;
 
 launch::FlagTable predict_flags() {
   return {"ddip unet predict",
-          "masks for all events, and pictures of some: energies, truth, prediction",
+          "masks for all events, and pictures of some: energies, truth if it is known, prediction",
           "--run RUN --data DIR --out DIR [flags]",
           {{"",
             {{"--run", "", Takes::Value, "RUN", "the folder of a training run; its best checkpoint is used"},
-             {"--data", "", Takes::Value, "DIR", "events; of those it was trained with, the held-out ones only"},
+             {"--data", "", Takes::Value, "DIR",
+              "events, with labels or without; of those it was trained with, the held-out ones only"},
              {"--out", "", Takes::Value, "DIR", "a new folder for masks.npy and the pictures"},
              {"--pictures", "", Takes::Value, "N", "how many (default 8)"},
              {"--device", "", Takes::Value, "auto|cpu|cuda", "auto: a GPU if there is one"}}}},
@@ -26,18 +27,19 @@ launch::FlagTable predict_flags() {
 
 namespace {
 
-void draw(const fs::path& folder, uint64_t event, const models::unet::Predicted& batch, size_t place) {
+// Energies, truth where it is known, prediction.
+void draw(const fs::path& file, const models::unet::Predicted& batch, size_t place, bool with_truth) {
   const auto row = static_cast<int64_t>(place);
   const at::Tensor image = batch.images[row][0].contiguous(), labels = batch.labels[row].contiguous(),
                    predicted = batch.classes[row].contiguous();
   auto bytes = [](const at::Tensor& tensor) {
     return std::span(tensor.const_data_ptr<uint8_t>(), static_cast<size_t>(tensor.numel()));
   };
-  data::EventPicture picture(3, static_cast<int>(image.size(0)), static_cast<int>(image.size(1)));
+  data::EventPicture picture(with_truth ? 3 : 2, static_cast<int>(image.size(0)), static_cast<int>(image.size(1)));
   picture.energies(0, {image.const_data_ptr<float>(), static_cast<size_t>(image.numel())});
-  picture.classes(1, bytes(labels));
-  picture.classes(2, bytes(predicted));
-  data::write_png(folder / fmt::format("event-{:06}.png", event), picture.picture());
+  if (with_truth) picture.classes(1, bytes(labels));
+  picture.classes(with_truth ? 2 : 1, bytes(predicted));
+  data::write_png(file, picture.picture());
 }
 
 }  // namespace
@@ -49,7 +51,7 @@ int unet_predict(const launch::Flags& flags) {
                                 : 8;
   const fs::path out = needed(flags, "--out").text;
   const Trained trained = load_trained(flags);
-  const Events events = events_for(trained, flags);
+  const Events events = events_for(trained, flags, data::Labels::optional);
   std::error_code error;
   if (fs::exists(out / "masks.npy", error))
     throw ConfigError(
@@ -65,12 +67,12 @@ int unet_predict(const launch::Flags& flags) {
                            const at::Tensor rows = batch.classes.contiguous();
                            masks.write({static_cast<const std::byte*>(rows.const_data_ptr()), rows.nbytes()});
                            for (size_t place = 0; place < batch.samples.size() && drawn < pictures; ++place, ++drawn)
-                             draw(out, events.first + batch.samples[place], batch, place);
+                             draw(out / fmt::format("event-{:06}.png", events.first + batch.samples[place]), batch,
+                                  place, events.set->has_labels());
                          });
   masks.close();
-  fmt::print(
-      "masks of {} events in {}; {} pictures beside it: energies, truth, prediction (shower blue, track orange)\n",
-      shape.events, (out / "masks.npy").string(), drawn);
+  fmt::print("masks of {} events in {}; {} pictures beside it: energies, {}prediction (shower blue, track orange)\n",
+             shape.events, (out / "masks.npy").string(), drawn, events.set->has_labels() ? "truth, " : "");
   return 0;
 }
 

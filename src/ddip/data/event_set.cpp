@@ -22,6 +22,7 @@ class Range : public EventSet {
     shape_.events = count;
   }
   const EventShape& shape() const override { return shape_; }
+  bool has_labels() const override { return events_->has_labels(); }
   void read(uint64_t event, float* image, uint8_t* labels) const override {
     events_->read(begin_ + event, image, labels);
   }
@@ -55,9 +56,9 @@ EventFormat format_of_events(const fs::path& path) {
   return npy ? EventFormat::npy : EventFormat::parquet;
 }
 
-std::unique_ptr<EventSet> open_events(const fs::path& path) {
-  if (format_of_events(path) == EventFormat::npy) return std::make_unique<NpyEvents>(path);
-  return parquet_library().open(parquet_file(path));
+std::unique_ptr<EventSet> open_events(const fs::path& path, Labels labels) {
+  if (format_of_events(path) == EventFormat::npy) return std::make_unique<NpyEvents>(path, labels);
+  return parquet_library().open(parquet_file(path), labels);
 }
 
 std::shared_ptr<const EventSet> range_of(std::shared_ptr<const EventSet> events, uint64_t begin, uint64_t count) {

@@ -20,10 +20,13 @@ struct EventShape {
   bool operator==(const EventShape&) const = default;
 };
 
+enum class Labels { needed, optional };  // optional: where there are none, every label is 0
+
 class EventSet {
  public:
   virtual ~EventSet() = default;
   virtual const EventShape& shape() const = 0;
+  virtual bool has_labels() const = 0;
   // From any thread. `image` has room for image_values(), `labels` for pixels(). REQUIRES: event < shape().events.
   virtual void read(uint64_t event, float* image, uint8_t* labels) const = 0;
 };
@@ -42,7 +45,7 @@ enum class EventFormat { npy, parquet };
 EventFormat format_of_events(const std::filesystem::path& path);
 
 // Everything is checked that can be without reading all of it. Throws ConfigError, one line.
-std::unique_ptr<EventSet> open_events(const std::filesystem::path& path);
+std::unique_ptr<EventSet> open_events(const std::filesystem::path& path, Labels labels = Labels::needed);
 
 // `count` events from `begin` on, numbered from 0. REQUIRES: they are there.
 std::shared_ptr<const EventSet> range_of(std::shared_ptr<const EventSet> events, uint64_t begin, uint64_t count);

@@ -18,6 +18,7 @@ class FakeEvents : public EventSet {
  public:
   explicit FakeEvents(uint64_t events) : shape_{events, 1, 2, 2} {}
   const EventShape& shape() const override { return shape_; }
+  bool has_labels() const override { return true; }
   void read(uint64_t event, float* image, uint8_t* labels) const override {
     ++reads;
     if (on_read) on_read(event);

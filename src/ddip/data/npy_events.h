@@ -1,6 +1,8 @@
 // Events as two .npy files in a folder: images float32 (N, C, H, W), labels uint8 (N, H, W).
 #pragma once
 
+#include <optional>
+
 #include "ddip/data/event_set.h"
 #include "ddip/data/npy_file.h"
 
@@ -11,14 +13,15 @@ constexpr const char* kLabelsName = "labels.npy";
 
 class NpyEvents : public EventSet {
  public:
-  explicit NpyEvents(const std::filesystem::path& folder);
+  explicit NpyEvents(const std::filesystem::path& folder, Labels labels = Labels::needed);
 
   const EventShape& shape() const override { return shape_; }
+  bool has_labels() const override { return labels_.has_value(); }
   void read(uint64_t event, float* image, uint8_t* labels) const override;
 
  private:
   NpyFile images_;
-  NpyFile labels_;
+  std::optional<NpyFile> labels_;
   EventShape shape_;
 };
 

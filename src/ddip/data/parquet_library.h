@@ -7,7 +7,7 @@
 namespace ddip::data {
 
 struct ParquetLibrary {
-  std::unique_ptr<EventSet> (*open)(const std::filesystem::path& file);
+  std::unique_ptr<EventSet> (*open)(const std::filesystem::path& file, Labels labels);
   std::unique_ptr<EventWriter> (*create)(const std::filesystem::path& file, const EventShape& shape);
 };
 

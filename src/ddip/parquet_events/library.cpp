@@ -5,8 +5,8 @@
 
 extern "C" __attribute__((visibility("default"))) const ddip::data::ParquetLibrary* ddip_parquet_library() {
   static const ddip::data::ParquetLibrary library = {
-      [](const std::filesystem::path& file) -> std::unique_ptr<ddip::data::EventSet> {
-        return std::make_unique<ddip::parquet_events::ParquetEvents>(file);
+      [](const std::filesystem::path& file, ddip::data::Labels labels) -> std::unique_ptr<ddip::data::EventSet> {
+        return std::make_unique<ddip::parquet_events::ParquetEvents>(file, labels);
       },
       [](const std::filesystem::path& file,
          const ddip::data::EventShape& shape) -> std::unique_ptr<ddip::data::EventWriter> {

@@ -79,7 +79,7 @@ std::vector<Value> read_lists(::parquet::ColumnReader& column, uint64_t rows, ui
 
 }  // namespace
 
-ParquetEvents::ParquetEvents(std::filesystem::path path) : path_(std::move(path)) {
+ParquetEvents::ParquetEvents(std::filesystem::path path, data::Labels labels) : path_(std::move(path)) {
   open_regular(path_);  // for its one line where there is none
   try {
     file_ = ::parquet::ParquetFileReader::OpenFile(path_.string(), /*memory_map=*/false);
@@ -87,7 +87,7 @@ ParquetEvents::ParquetEvents(std::filesystem::path path) : path_(std::move(path)
     refuse(path_, fmt::format("it is no Parquet file: {}", error.what()));
   }
   try {
-    check_columns();
+    check_columns(labels);
     find_shape();
     count_events();
   } catch (const ConfigError& error) {
@@ -97,13 +97,15 @@ ParquetEvents::ParquetEvents(std::filesystem::path path) : path_(std::move(path)
   }
 }
 
-void ParquetEvents::check_columns() {
+void ParquetEvents::check_columns(data::Labels labels) {
   const ::parquet::SchemaDescriptor& schema = *file_->metadata()->schema();
   image_column_ = find_leaf(schema, kImageColumn);
   label_column_ = find_leaf(schema, kLabelColumn);
   for (const auto& [name, index, type, expected] :
        {std::tuple{kImageColumn, image_column_, ::parquet::Type::FLOAT, "float32"},
         std::tuple{kLabelColumn, label_column_, ::parquet::Type::INT32, "uint8"}}) {
+    if (index < 0 && index == label_column_ && name == std::string(kLabelColumn) && labels == data::Labels::optional)
+      continue;
     if (index < 0) throw ConfigError(fmt::format("it has no column {:?}", std::string(name)));
     const ::parquet::ColumnDescriptor& column = *schema.Column(index);
     if (column.physical_type() != type || column.max_repetition_level() != 1)
@@ -119,7 +121,7 @@ void ParquetEvents::find_shape() {
   for (int number = 0; number < metadata->num_row_groups(); ++number) {
     const auto group = metadata->RowGroup(number);
     const int64_t own = group->num_rows(), image = group->ColumnChunk(image_column_)->num_values(),
-                  label = group->ColumnChunk(label_column_)->num_values();
+                  label = has_labels() ? group->ColumnChunk(label_column_)->num_values() : image;
     if (own <= 0 || image <= 0 || label <= 0) throw ConfigError(fmt::format("its row group {} is empty", number));
     if (static_cast<uint64_t>(image) > kLargestGroup || static_cast<uint64_t>(label) > kLargestGroup)
       throw ConfigError(fmt::format("its row group {} claims {} numbers; expected at most {}", number,
@@ -131,7 +133,7 @@ void ParquetEvents::find_shape() {
   if (rows == 0) throw ConfigError("it has no rows");
   if (images % rows != 0 || labels % rows != 0)
     throw ConfigError("its lists have different lengths: events of one file must have one size");
-  const uint64_t values = images / rows, pixels = labels / rows;
+  const uint64_t values = images / rows, pixels = labels / rows;  // without labels: of one channel
   const auto& extra = metadata->key_value_metadata();
   if (extra && extra->Contains(kShapeKey)) {
     const std::string text = extra->Get(kShapeKey).ValueOr("");
@@ -172,6 +174,10 @@ ParquetEvents::Group ParquetEvents::decode(int number) const {
   decoded.number = number;
   decoded.images = read_lists<::parquet::FloatType, float>(*group->Column(image_column_), rows, shape_.image_values(),
                                                            [](float value) { return value; });
+  if (!has_labels()) {
+    decoded.labels.assign(rows * shape_.pixels(), 0);
+    return decoded;
+  }
   decoded.labels = read_lists<::parquet::Int32Type, uint8_t>(
       *group->Column(label_column_), rows, shape_.pixels(), [](int32_t value) {
         if (value < 0 || value > 255) throw ConfigError(fmt::format("it has a label {}; expected 0 to 255", value));

@@ -20,9 +20,10 @@ constexpr const char* kShapeKey = "ddip.shape";
 class ParquetEvents : public data::EventSet {
  public:
   // Throws ConfigError: one line with the file's name and what is wrong with it. Rows are checked when they are read.
-  explicit ParquetEvents(std::filesystem::path path);
+  ParquetEvents(std::filesystem::path path, data::Labels labels);
 
   const data::EventShape& shape() const override { return shape_; }
+  bool has_labels() const override { return label_column_ >= 0; }
   void read(uint64_t event, float* image, uint8_t* labels) const override;
 
  private:
@@ -33,7 +34,7 @@ class ParquetEvents : public data::EventSet {
     std::vector<uint8_t> labels;
   };
 
-  void check_columns();
+  void check_columns(data::Labels labels);
   void find_shape();
   void count_events();
   Group decode(int number) const;
