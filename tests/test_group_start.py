@@ -254,6 +254,7 @@ def test_a_former_group_of_this_name_that_still_stops_is_waited_for(start: Any) 
     deaf = "import ctypes, signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]); print('in', flush=True); ctypes.CDLL(None).sleep(600)"
     cell = former.run(deaf, wait=False)
     wait_until(lambda: len(cell._lines) == 2, 10, "both ranks are where an orderly end takes its time")
+    wait_until(lambda: all(map(processes.is_asleep, former.pids)), 10, "in C, behind the last line of Python")
     pids = former.pids
     former.control.send("stop", {})
     group = start(name="again")

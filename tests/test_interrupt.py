@@ -50,6 +50,9 @@ def begin(group: Any, code: str, ranks: Any = None) -> Any:
     wait_until(
         lambda: {rank for rank, line in cell._lines if line == "in"} == set(cell.ranks), 10, "all ranks are in it"
     )
+    if "ctypes" in code:
+        pids = [group.pids[rank] for rank in cell.ranks]
+        wait_until(lambda: all(map(processes.is_asleep, pids)), 10, "they are in C, behind the last line of Python")
     return cell
 
 

@@ -140,3 +140,8 @@ def listening_addresses(pids: Iterable[int]) -> set[tuple[str, int]]:
                 address, _, port = fields[1].partition(":")
                 found.add((address, int(port, 16)))
     return found
+
+
+def is_asleep(pid: int) -> bool:
+    """Whether its main thread waits in a system call."""
+    return Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
