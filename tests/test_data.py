@@ -3,6 +3,7 @@ write are read by them."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -119,6 +120,27 @@ def test_parquet_and_npy_hold_the_same_and_pyarrow_reads_ours(tmp_path: Path) ->
         assert (tmp_path / "n2" / name).read_bytes() == (tmp_path / "n" / name).read_bytes()
     again = run("convert", tmp_path / "n", tmp_path / "p")
     assert again.returncode == 2 and "it is there already" in again.stderr
+
+
+def test_parquet_works_through_path_and_nothing_is_loaded_from_the_current_folder(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    assert run("synth", "--out", tmp_path / "n", "--events", 2, "--size", 64).returncode == 0
+    # Bait: a program of this name and a library of ours here, where a stranger could have put them.
+    (tmp_path / "ddip").touch()
+    (tmp_path / "libddip_parquet.so").write_text("not ours")
+    words = ["ddip", "data", "convert", "n", "p"]
+    environment = {**os.environ, "PATH": f"{PROGRAM.parent}:{os.environ['PATH']}"}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and (tmp_path / "p" / "events.parquet").exists(), done.stderr
+
+
+def test_events_that_are_there_are_not_written_over(tmp_path: Path) -> None:
+    assert run("synth", "--out", tmp_path / "n", "--events", 2, "--size", 64).returncode == 0
+    before = (tmp_path / "n" / "images.npy").read_bytes()
+    for form in ("npy", "parquet"):
+        done = run("synth", "--out", tmp_path / "n", "--events", 3, "--size", 64, "--format", form)
+        assert done.returncode == 2 and "it has events already; expected a new folder" in done.stderr
+    assert (tmp_path / "n" / "images.npy").read_bytes() == before and len(list((tmp_path / "n").iterdir())) == 2
 
 
 def table_of(images: list[object], labels: list[object], **columns: object) -> object:
@@ -255,5 +277,5 @@ def test_a_loader_for_nothing_or_for_bad_events_says_so(tmp_path: Path) -> None:
     with pytest.raises(ddip.ConfigError, match="batch"):
         data.Loader(tmp_path, 0, rank=0, world=1)
     loader = data.Loader(tmp_path, 1, rank=0, world=1, shuffle=False)
-    with pytest.raises(ddip.ConfigError, match="event 1: it has a pixel of class 7; expected 0 to 2"):
+    with pytest.raises(ddip.ConfigError, match=r".*: event 1: it has a pixel of class 7; expected 0 to 2"):
         list(loader)

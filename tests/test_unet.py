@@ -320,6 +320,79 @@ def ranks_of(out: Path) -> list[int]:
     return found
 
 
+def test_a_signal_to_one_of_two_ranks_ends_both_after_the_same_step(events: Path, tmp_path: Path) -> None:
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = ["-n", 2, "--width", 4, "--depth", 2, "--batch", 1, "--lr", 0.01, "--epochs", 3, "--device", "cpu"]
+    whole = train(events, tmp_path / "whole", *words, env=one_thread)
+    assert whole.returncode == 0, whole.stderr
+    process = subprocess.Popen(
+        [PROGRAM, "unet", "train", "--data", events, "--out", tmp_path / "cut", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=one_thread,
+    )
+    try:
+        assert process.stdout
+        for line in process.stdout:
+            if line.startswith("epoch 1/3"):
+                break
+        os.kill(max(ranks_of(tmp_path / "cut")), signal.SIGTERM)
+        rest = process.stdout.read()
+    finally:
+        process.wait(60)
+    assert "a checkpoint was saved, --resume goes on" in rest, rest
+    about = json.loads(max((tmp_path / "cut" / "checkpoints").glob("step-*.json")).read_text())["about"]
+    from ddip.data import Ledger
+
+    assert len(Ledger(about["done"])) == 2 * (about["step"] - 20 * about["epoch"]), "equally far: two samples a step"
+    done = train(events, tmp_path / "cut", *words, "--resume", env=one_thread)
+    assert done.returncode == 0, done.stderr
+    assert_same(last_weights(tmp_path / "cut"), last_weights(tmp_path / "whole"))
+
+
+def test_two_processes_do_not_train_in_one_folder(events: Path, tmp_path: Path) -> None:
+    words = [*map(str, SMALL), "--epochs", "500"]
+    process = subprocess.Popen(
+        [PROGRAM, "unet", "train", "--data", events, "--out", tmp_path / "run", *words],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout
+        process.stdout.readline()
+        second = train(events, tmp_path / "run", *words, "--resume")
+        assert second.returncode == 2 and "another process trains in it" in second.stderr
+    finally:
+        process.kill()
+        process.wait(60)
+
+
+def test_other_events_under_the_same_name_are_refused(events: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "e"
+    mine.mkdir()
+    for name in ("images.npy", "labels.npy"):
+        np.save(mine / name, np.load(events / name)[:20])
+    assert train(mine, tmp_path / "run", *SMALL, "--epochs", 1).returncode == 0
+    for name in ("images.npy", "labels.npy"):
+        np.save(mine / name, np.load(events / name))
+    for done in (
+        run("unet", "evaluate", "--run", tmp_path / "run", "--data", mine),
+        run("unet", "train", "--out", tmp_path / "run", "--resume"),
+    ):
+        assert done.returncode == 2 and "it has 45 events; when the run began it had 20" in done.stderr
+
+
+def test_images_of_two_channels_train_and_load_in_python(tmp_path: Path) -> None:
+    from ddip.models import UNet
+
+    np.save(tmp_path / "images.npy", np.random.default_rng(0).random((12, 2, 32, 32), np.float32) * 50)
+    np.save(tmp_path / "labels.npy", np.ones((12, 32, 32), np.uint8))
+    assert train(tmp_path, tmp_path / "run", *SMALL, "--epochs", 1).returncode == 0
+    assert UNet.from_run(tmp_path / "run")(torch.rand(1, 2, 32, 32)).shape == (1, 3, 32, 32)
+    assert run("unet", "evaluate", "--run", tmp_path / "run", "--data", tmp_path).returncode == 0
+
+
 def test_a_rank_that_is_killed_ends_the_run_and_leaves_a_checkpoint_that_loads(events: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [PROGRAM, "unet", "train", "--data", events, "--out", tmp_path / "run", "-n", "2", *map(str, SMALL), "--epochs", "500"],
@@ -349,6 +422,9 @@ def test_early_stop_stops_all_ranks_together(events: Path, tmp_path: Path) -> No
     done = train(events, tmp_path / "run", *words)
     assert done.returncode == 0, done.stderr
     assert "no better than epoch" in done.stdout and "for 2 epochs: stopped" in done.stdout
+    again = train(events, tmp_path / "run", *words, "--resume")
+    assert again.returncode == 0 and "for 2 epochs: stopped" in again.stdout and "epoch 1" not in again.stdout[:200]
+    # and a second start adds nothing
     epochs = [json.loads(line)["epoch"] for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert 3 <= len(epochs) < 50
 
@@ -459,6 +535,6 @@ def test_a_run_is_not_overwritten_and_goes_on_with_its_own_settings_only(events:
     again = train(events, tmp_path / "run")
     assert again.returncode == 2 and "a run is there already; --resume goes on with it" in again.stderr
     other = run("unet", "train", "--out", tmp_path / "run", "--resume", "--epochs", 3)
-    assert other.returncode == 2 and "was begun with other settings" in other.stderr
-    same = run("unet", "train", "--out", tmp_path / "run", "--resume", "--epochs", 1)
+    assert other.returncode == 2 and "was begun with other settings: epochs 1 and 3; expected the same" in other.stderr
+    same = run("unet", "train", "--data", f"{events}/.", "--out", tmp_path / "run", "--resume", "--epochs", 1)
     assert same.returncode == 0, same.stderr

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 
 #include "ddip/base/error.h"
 #include "unet.h"
@@ -25,7 +26,10 @@ int dispatch(Arguments arguments) {
 
 int complain(const std::string& what, int code) {
   std::string text = what.substr(0, what.find('\n'));
-  if (!text.starts_with("ddip")) text = "ddip unet: " + text;
+  // One of several ranks says which.
+  const char* rank = std::getenv("RANK");
+  if (!text.starts_with("ddip"))
+    text = fmt::format("ddip unet: {}{}", rank ? fmt::format("rank {}: ", rank) : "", text);
   std::fflush(stdout);
   fmt::print(stderr, "{}\n", text);
   return code;

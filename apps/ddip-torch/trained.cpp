@@ -3,38 +3,25 @@
 #include <fmt/format.h>
 
 #include "ddip/base/error.h"
-#include "ddip/models/tensor_bytes.h"
 #include "ddip/models/unet/device.h"
 #include "ddip/models/unet/held_out.h"
+#include "ddip/models/unet/load.h"
 
 namespace ddip::torch_app {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr int kClasses = 3;
 
 }  // namespace
 
 Trained load_trained(const launch::Flags& flags) {
   auto folder = models::unet::RunFolder::open(needed(flags, "--run").text);
-  const checkpoint::Manifest manifest = folder.best();
-  const checkpoint::SafetensorsFile file = folder.store().open(manifest, "model");
-  int64_t channels = 1;
-  for (const checkpoint::TensorEntry& entry : file.header().tensors) {
-    if (entry.name == "down.0.conv1.weight" && entry.shape.size() == 4) channels = static_cast<int64_t>(entry.shape[1]);
-  }
-  const models::unet::Settings& settings = folder.settings();
   const std::string where =
       flags.has("--device") ? launch::one_of(flags.value("--device"), {"auto", "cpu", "cuda"}) : "auto";
   const at::Device device = models::unet::device_of(where, 0);
-  auto network = std::make_shared<models::unet::Network>(
-      models::unet::NetworkOptions{channels, kClasses, settings.width, settings.depth});
-  models::NamedTensors tensors;
-  for (const auto& entry : network->named_parameters()) tensors.emplace_back(entry.key(), entry.value());
-  for (const auto& entry : network->named_buffers()) tensors.emplace_back(entry.key(), entry.value());
-  models::load_tensors(file, tensors);
-  network->to(device);
-  return {std::move(folder), manifest, network, device};
+  const models::unet::Loaded loaded = models::unet::load_best(folder);
+  loaded.network->to(device);
+  return {std::move(folder), loaded.step, loaded.network, device};
 }
 
 Events events_for(const Trained& trained, const launch::Flags& flags, data::Labels labels) {
@@ -47,6 +34,7 @@ Events events_for(const Trained& trained, const launch::Flags& flags, data::Labe
   std::error_code error;
   if (!fs::equivalent(path, trained.folder.settings().data, error) || error) return events;
   const uint64_t all = events.set->shape().events;
+  models::unet::require_trainable(trained.folder.settings(), all);
   const uint64_t held = models::unet::events_held_out(all, trained.folder.settings().hold_out);
   return {data::range_of(events.set, all - held, held), all - held, true};
 }
@@ -55,7 +43,7 @@ std::unique_ptr<data::Loader> in_order(const Events& events, const models::unet:
   data::LoaderOptions options;
   options.sampling = {.batch = static_cast<uint64_t>(settings.batch), .shuffle = false};
   options.threads = static_cast<int>(settings.readers);
-  options.classes = kClasses;
+  options.classes = models::unet::kClasses;
   return std::make_unique<data::Loader>(events.set, options);
 }
 

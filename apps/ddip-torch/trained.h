@@ -9,7 +9,7 @@ namespace ddip::torch_app {
 
 struct Trained {
   models::unet::RunFolder folder;
-  checkpoint::Manifest manifest;
+  uint64_t step;  // of the checkpoint
   std::shared_ptr<models::unet::Network> network;
   at::Device device;
 };

@@ -27,7 +27,7 @@ int unet(const std::string& ddip, const Arguments& arguments) {
     const std::string text = fmt::format(
         "ddip unet: a U-Net that tells showers from tracks in detector images\n"
         "usage: ddip unet train|evaluate|predict [flags]\n\n"
-        "  train     {}\n  evaluate  {}\n  predict   {}\n\nddip unet train -h explains one of them\n",
+        "  train     {}\n  evaluate  {}\n  predict   {}\n\nddip unet train -h lists the flags of one\n",
         train_flags().purpose, evaluate_flags().purpose, predict_flags().purpose);
     if (arguments.empty()) throw ConfigError("ddip unet: expected train, evaluate or predict; ddip unet -h explains");
     throw launch::HelpRequested{text};

@@ -45,16 +45,17 @@ int unet_evaluate(const launch::Flags& flags) {
   const auto baselines = models::unet::Baselines::load(trained.folder.baselines());
   std::map<std::string, Scores> others;
   const auto loader = in_order(events, trained.folder.settings());
-  const auto evaluation = models::unet::evaluate(
-      *trained.network, *loader, trained.device, trained.folder.settings().precision,
-      [&](const models::unet::Predicted& batch) {
-        for (const auto& [name, predicted] : baselines.predict(batch.images))
-          others.try_emplace(name, 3).first->second.add(predicted, batch.labels, batch.images.select(1, 0) > 0);
-      });
+  const auto evaluation =
+      models::unet::evaluate(*trained.network, *loader, trained.device, trained.folder.settings().precision,
+                             [&](const models::unet::Predicted& batch) {
+                               for (const auto& [name, predicted] : baselines.predict(batch.images))
+                                 others.try_emplace(name, models::unet::kClasses)
+                                     .first->second.add(predicted, batch.labels, batch.images.select(1, 0) > 0);
+                             });
   if (flags.has("--json")) {
     nlohmann::ordered_json answer = {{"events", evaluation.samples},
                                      {"held_out", events.held_out},
-                                     {"step", trained.manifest.step},
+                                     {"step", trained.step},
                                      {"loss", evaluation.loss()}};
     answer.update(described(evaluation.scores));
     for (const auto& [name, scores] : others) answer["baselines"][name] = described(scores);
@@ -62,7 +63,7 @@ int unet_evaluate(const launch::Flags& flags) {
     return 0;
   }
   fmt::print("{} events{}, loss {:.4f}, checkpoint of step {}\n\n", evaluation.samples,
-             events.held_out ? " that were held out of training" : "", evaluation.loss(), trained.manifest.step);
+             events.held_out ? " that were held out of training" : "", evaluation.loss(), trained.step);
   fmt::print("{:<16} {:>17} {:>15} {:>11} {:>10}\n", "", "non-zero accuracy", "pixel accuracy", "IoU shower",
              "IoU track");
   print_row("U-Net", evaluation.scores);

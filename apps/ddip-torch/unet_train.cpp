@@ -7,6 +7,7 @@
 
 #include "ddip/base/error.h"
 #include "ddip/models/unet/device.h"
+#include "ddip/models/unet/held_out.h"
 #include "ddip/models/unet/trainer.h"
 #include "unet.h"
 
@@ -21,11 +22,12 @@ namespace fs = std::filesystem;
 launch::FlagTable train_flags() {
   return {"ddip unet train",
           "train on one or several ranks; checkpoints go into a folder",
-          "--data DIR --out RUN [flags]",
+          "--data DIR --out RUN [flags] | --out RUN --resume",
           {{"what",
             {{"--data", "", Takes::Value, "DIR", "events, as ddip data synth makes them"},
              {"--out", "", Takes::Value, "RUN", "a new folder for this run"},
-             {"--resume", "", Takes::Nothing, "", "go on with the run in RUN, if there is one"},
+             {"--resume", "", Takes::Nothing, "",
+              "go on with the run in RUN, if there is one, with its own settings; -n may be another"},
              {"--config", "", Takes::Value, "FILE", "JSON with the settings below: {\"epochs\": 3}; flags beat it"},
              {"--workers", "-n", Takes::Value, "N", "ranks on this machine (default 1)"}}},
            {"settings", setting_flags()}},
@@ -57,34 +59,37 @@ int train(Context& context, const fs::path& run, bool resume, bool bar) {
          return asked_by_signal != 0;
        }});
   if (trainer.run() == Trainer::Ending::asked) return 128 + (asked_by_signal == 0 ? SIGTERM : asked_by_signal.load());
-  if (context.rank() == 0) fmt::print("ddip unet evaluate --run {0} --data DIR shows how good it is\n", run.string());
+  if (context.rank() == 0 && (RunFolder::open(run).store().last() || RunFolder::open(run).store().best()))
+    fmt::print("ddip unet evaluate --run {0} --data DIR shows how good it is\n", run.string());
   return 0;
 }
 
 // A run that goes on does so with its own settings: one that is asked for and different is a mistake.
 void require_same(const Settings& begun, const Settings& asked, const fs::path& run) {
-  if (begun == asked) return;
-  throw ConfigError(fmt::format("ddip unet train --resume: {} was begun with other settings ({}); expected no others",
-                                run.string(), (run / "settings.json").string()));
+  const std::string difference = begun.difference(asked);
+  if (difference.empty()) return;
+  throw ConfigError(fmt::format("ddip unet train --resume: {} was begun with other settings: {}; expected the same",
+                                run.string(), difference));
 }
 
-RunFolder prepare(const launch::Flags& flags, const fs::path& run, bool& resume) {
+// Everything that can be refused is, before a folder or a process is made. Whether the run goes on.
+bool prepare(const launch::Flags& flags, const fs::path& run) {
   std::error_code error;
-  resume = flags.has("--resume") && fs::exists(run / "settings.json", error);
-  if (resume) {
-    RunFolder folder = RunFolder::open(run);
+  if (flags.has("--resume") && fs::exists(run / "settings.json", error)) {
+    const RunFolder folder = RunFolder::open(run);
     Settings asked = settings_of(flags, folder.settings());
     if (flags.has("--data")) asked.data = fs::absolute(flags.value("--data").text);
     require_same(folder.settings(), asked, run);
-    data::open_events(folder.settings().data);
-    return folder;
+    models::unet::require_trainable(folder.settings(), data::open_events(folder.settings().data)->shape().events);
+    return true;
   }
   Settings settings = settings_of(flags, {});
   settings.data = fs::absolute(needed(flags, "--data").text);
   models::unet::device_of(settings.device, 0);
-  const uint64_t events = data::open_events(settings.data)->shape().events;
-  if (events < 2) throw ConfigError(fmt::format("{}: one event is too few to train on", settings.data.string()));
-  return RunFolder::create(run, settings);
+  settings.events = data::open_events(settings.data)->shape().events;
+  models::unet::require_trainable(settings, settings.events);
+  RunFolder::create(run, settings);
+  return false;
 }
 
 }  // namespace
@@ -93,8 +98,7 @@ int unet_train(const std::string& ddip, const launch::Flags& flags) {
   const fs::path run = needed(flags, "--out").text;
   const uint64_t ranks =
       flags.has("--workers") ? launch::whole_number(flags.value("--workers"), {"a number of ranks", 1, 1024}) : 1;
-  bool resume = false;
-  prepare(flags, run, resume);
+  const bool resume = prepare(flags, run);
   const bool bar = ::isatty(STDERR_FILENO) == 1 && ::isatty(STDOUT_FILENO) == 1;
   if (ranks == 1) {
     Context context = Context::from_environment();

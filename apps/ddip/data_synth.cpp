@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include "data.h"
+#include "ddip/base/error.h"
 #include "ddip/data/events.h"
 
 namespace ddip::app {
@@ -16,6 +17,12 @@ int data_synth(const Context& context, const launch::Flags& flags) {
   const data::EventFormat format =
       flags.has("--format") ? event_format(flags.value("--format")) : data::EventFormat::npy;
 
+  for (const char* name : {"images.npy", "labels.npy", "events.parquet"}) {
+    std::error_code error;
+    if (std::filesystem::exists(folder / name, error))
+      throw ConfigError(
+          fmt::format("ddip data synth --out {}: it has events already; expected a new folder", folder.string()));
+  }
   const auto writer = data::create_events(folder, format, {events, 1, size, size});
   uint64_t counts[3] = {};
   {

@@ -95,10 +95,14 @@ class Loader:
         classes: int = 3,
     ) -> None:
         if Path(path).suffix == ".parquet" or (Path(path) / "events.parquet").exists():
-            import pyarrow  # noqa: F401  its Arrow must be the one in this process
-
+            try:
+                import pyarrow  # noqa: F401  its Arrow must be the one in this process
+            except ImportError as error:
+                raise ddip.ConfigError(f"{path}: Parquet needs pyarrow, which is not installed here") from error
         self._batch, self._place = batch, _place(rank, world)
         sampling = _sampling(0, batch, self._place, seed, shuffle)
+        if part is not None and min(part) < 0:
+            raise ddip.ConfigError(f"part={part}: expected a first event and the one behind the last")
         self._loader = EventLoader(os.fspath(path), sampling, part, threads, ahead, classes)
         self._epoch = -1
         self._done = Ledger()

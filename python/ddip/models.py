@@ -12,9 +12,8 @@ from ddip._engine import (
     Scores,
     UNetOptions,
     unet_forward,
-    unet_load_run,
     unet_loss,
-    unet_options_of_run,
+    unet_of_run,
     unet_prepared,
     unet_tensors,
 )
@@ -71,7 +70,7 @@ class UNet(nn.Module):
     @classmethod
     def from_run(cls, run: str | os.PathLike[str]) -> UNet:
         """The best checkpoint of a folder that `ddip unet train` wrote."""
-        options = unet_options_of_run(os.fspath(run))
+        options, tensors = unet_of_run(os.fspath(run))
         model = cls(options.channels, options.classes, options.width, options.depth, seed=0)
-        unet_load_run(os.fspath(run), list(model.state_dict().items()))
+        model.load_state_dict(dict(tensors))
         return model

@@ -3,11 +3,10 @@
 #include <pybind11/stl.h>
 
 #include "bind.h"
-#include "ddip/models/tensor_bytes.h"
 #include "ddip/models/unet/device.h"
+#include "ddip/models/unet/load.h"
 #include "ddip/models/unet/loss.h"
 #include "ddip/models/unet/network.h"
-#include "ddip/models/unet/run_folder.h"
 #include "ddip/models/unet/scores.h"
 #include "ddip/models/unet/step.h"
 
@@ -54,14 +53,13 @@ std::pair<Tensors, Tensors> tensors_of(const NetworkOptions& options, uint64_t s
   return {parameters, buffers};
 }
 
-NetworkOptions options_of_run(const std::string& run) {
+std::pair<NetworkOptions, Tensors> loaded_run(const std::string& run) {
   auto folder = unet::RunFolder::open(run);
-  return {1, 3, folder.settings().width, folder.settings().depth};
-}
-
-void load_run(const std::string& run, const Tensors& tensors) {
-  auto folder = unet::RunFolder::open(run);
-  models::load_tensors(folder.store().open(folder.best(), "model"), tensors);
+  const auto network = unet::load_best(folder).network;
+  Tensors tensors;
+  for (const auto& entry : network->named_parameters()) tensors.emplace_back(entry.key(), entry.value().detach());
+  for (const auto& entry : network->named_buffers()) tensors.emplace_back(entry.key(), entry.value());
+  return {network->options(), tensors};
 }
 
 }  // namespace
@@ -81,8 +79,7 @@ void bind_models(py::module_& module) {
              py::arg("buffers"), py::arg("training"), Released());
   module.def("unet_loss", &unet::segmentation_loss, py::arg("logits"), py::arg("labels"), Released());
   module.def("unet_prepared", &unet::prepared, py::arg("images"), py::arg("device"), Released());
-  module.def("unet_options_of_run", &options_of_run, py::arg("run"), Released());
-  module.def("unet_load_run", &load_run, py::arg("run"), py::arg("tensors"), Released());
+  module.def("unet_of_run", &loaded_run, py::arg("run"), Released());
   py::class_<Stepper>(module, "UNetStepper")
       .def(py::init<const NetworkOptions&, std::string, at::Device>(), py::arg("options"), py::arg("precision"),
            py::arg("device"), Released())

@@ -42,6 +42,9 @@ size_t read_at(const Fd& file, const std::filesystem::path& path, void* out, siz
 }
 
 NewFile::NewFile(std::filesystem::path path) : path_(std::move(path)), unfinished_(path_) {
+  struct stat about{};
+  if (::stat(path_.c_str(), &about) == 0 && !S_ISREG(about.st_mode))
+    throw ConfigError(path_.string() + ": it is there and no regular file; expected a new name");
   unfinished_ += fmt::format(".{}.part", ::getpid());
   file_ = Fd(::open(unfinished_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (!file_) throw ConfigError(why(path_));

@@ -57,6 +57,8 @@ TEST_F(File, what_is_no_regular_file_is_refused_at_once) {
       EXPECT_EQ(std::string(error.what()), path.string() + ": it is no regular file");
     }
   }
+  for (const fs::path& path : {fifo, folder}) EXPECT_THROW(NewFile{path}, ConfigError) << "it would be replaced";
+  EXPECT_TRUE(fs::is_fifo(fifo));
   EXPECT_THROW(open_regular(folder / "missing"), ConfigError);
   EXPECT_THROW(NewFile(folder / "missing" / "x"), ConfigError);
 }

@@ -9,6 +9,7 @@
 
 #include "ddip/base/error.h"
 #include "ddip/base/file.h"
+#include "ddip/checkpoint/sha256.h"
 #include "ddip/checkpoint/strict_json.h"
 
 namespace ddip::checkpoint {
@@ -19,10 +20,18 @@ namespace {
 
 constexpr size_t kKept = 2;
 constexpr const char* kBest = "best.json";
+constexpr const char* kHash = "sha256";
 constexpr uint64_t kLongestManifest = 16 << 20;
 constexpr int kDeepest = 32;
 
 std::string stem(uint64_t step) { return fmt::format("step-{:010}", step); }
+
+std::string hash_of(const json& manifest) {
+  const std::string text = manifest.dump();
+  Sha256 hash;
+  hash.add(std::as_bytes(std::span(text)));
+  return hash.hexadecimal();
+}
 
 // A step may be saved again, and until the new manifest is there the old one needs its files.
 std::string unused_name(const fs::path& folder, uint64_t step, const std::string& part) {
@@ -49,14 +58,27 @@ void Store::save(const Snapshot& snapshot) {
   fs::create_directories(folder_, error);
   if (error) throw ConfigError(fmt::format("{}: {}", folder_.string(), error.message()));
   json manifest = {{"format", 1}, {"step", snapshot.step}, {"about", json::parse(snapshot.about)}};
-  for (const Part& part : snapshot.parts) {
-    const std::string name = unused_name(folder_, snapshot.step, part.name);
-    const WrittenFile written = write_safetensors(folder_ / name, part.tensors, {{"format", "pt"}});
-    manifest["files"][part.name] = {{"name", name}, {"bytes", written.bytes}, {"sha256", written.sha256}};
+  std::vector<fs::path> written_files;
+  try {
+    for (const Part& part : snapshot.parts) {
+      const std::string name = unused_name(folder_, snapshot.step, part.name);
+      const WrittenFile written = write_safetensors(folder_ / name, part.tensors, {{"format", "pt"}});
+      written_files.push_back(folder_ / name);
+      manifest["files"][part.name] = {{"name", name}, {"bytes", written.bytes}, {"sha256", written.sha256}};
+    }
+    manifest[kHash] = hash_of(manifest);
+    const std::string text = manifest.dump(2) + "\n";
+    // The best one first: who finds the new step finds its name in best.json too, if it was better.
+    if (snapshot.best) write_manifest(folder_ / kBest, text);
+    write_manifest(folder_ / (stem(snapshot.step) + ".json"), text);
+  } catch (...) {
+    // Room for the next attempt; but not what best.json may name already.
+    const bool named = snapshot.best && manifest.contains(kHash);
+    for (const fs::path& file : written_files) {
+      if (!named) fs::remove(file, error);
+    }
+    throw;
   }
-  const std::string text = manifest.dump(2) + "\n";
-  write_manifest(folder_ / (stem(snapshot.step) + ".json"), text);
-  if (snapshot.best) write_manifest(folder_ / kBest, text);
   prune(snapshot.step);
 }
 
@@ -66,9 +88,12 @@ Manifest Store::read(const fs::path& path) const {
   std::string text(opened.bytes, '\0');
   text.resize(read_at(opened.file, path, text.data(), text.size(), 0));
   try {
-    const json parsed = parse_strict_json(text, kDeepest);
+    json parsed = parse_strict_json(text, kDeepest);
     if (parsed.at("format") != 1)
       refuse(path, fmt::format("it has format {}; this ddip reads format 1", parsed.at("format").dump()));
+    const std::string hash = parsed.at(kHash);
+    parsed.erase(kHash);
+    if (hash_of(parsed) != hash) refuse(path, "it is not what was written: its hash differs");
     Manifest manifest{.step = parsed.at("step").get<uint64_t>(), .about = parsed.at("about").dump(), .files = {}};
     for (const auto& [part, about] : parsed.at("files").items()) {
       const std::string name = about.at("name");
@@ -101,7 +126,19 @@ std::vector<uint64_t> Store::steps() const {
 std::optional<Manifest> Store::last() const {
   const std::vector<uint64_t> all = steps();
   if (all.empty()) return std::nullopt;
-  return read(folder_ / (stem(all.back()) + ".json"));
+  try {
+    return read(folder_ / (stem(all.back()) + ".json"));
+  } catch (const ConfigError& error) {
+    throw ConfigError(error.what() + instead_of(all.back()));
+  }
+}
+
+// What to do without the checkpoint of this step.
+std::string Store::instead_of(uint64_t step) const {
+  const std::vector<uint64_t> all = steps();
+  const auto older = std::lower_bound(all.begin(), all.end(), step);
+  if (older == all.begin()) return "";
+  return fmt::format("; remove {}.json to go on from step {}", stem(step), *(older - 1));
 }
 
 std::optional<Manifest> Store::best() const {
@@ -115,11 +152,6 @@ SafetensorsFile Store::open(const Manifest& manifest, const std::string& part) c
   if (found == manifest.files.end())
     refuse(folder_, fmt::format("the checkpoint of step {} has no part {:?}", manifest.step, part));
   const fs::path path = folder_ / found->second.name;
-  const std::vector<uint64_t> all = steps();
-  const auto older = std::lower_bound(all.begin(), all.end(), manifest.step);
-  const std::string instead =
-      older == all.begin() ? ""
-                           : fmt::format("; remove {}.json to go on from step {}", stem(manifest.step), *(older - 1));
   try {
     SafetensorsFile file(path);
     const WrittenFile there = file.fingerprint();
@@ -127,7 +159,9 @@ SafetensorsFile Store::open(const Manifest& manifest, const std::string& part) c
       refuse(path, "it is not what was written: its hash differs");
     return file;
   } catch (const ConfigError& error) {
-    throw ConfigError(error.what() + instead);
+    const std::vector<uint64_t> all = steps();
+    const bool last_one = !all.empty() && all.back() == manifest.step;
+    throw ConfigError(error.what() + (last_one ? instead_of(manifest.step) : "; remove best.json to use the last one"));
   }
 }
 

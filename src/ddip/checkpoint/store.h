@@ -52,6 +52,7 @@ class Store {
  private:
   Manifest read(const std::filesystem::path& path) const;
   std::vector<uint64_t> steps() const;  // ascending
+  std::string instead_of(uint64_t step) const;
   void prune(uint64_t newest) const;
 
   std::filesystem::path folder_;

@@ -23,6 +23,7 @@ class Range : public EventSet {
   }
   const EventShape& shape() const override { return shape_; }
   bool has_labels() const override { return events_->has_labels(); }
+  std::string name_of(uint64_t event) const override { return events_->name_of(begin_ + event); }
   void read(uint64_t event, float* image, uint8_t* labels) const override {
     events_->read(begin_ + event, image, labels);
   }

@@ -27,6 +27,8 @@ class EventSet {
   virtual ~EventSet() = default;
   virtual const EventShape& shape() const = 0;
   virtual bool has_labels() const = 0;
+  // "FOLDER: event 3", for messages.
+  virtual std::string name_of(uint64_t event) const = 0;
   // From any thread. `image` has room for image_values(), `labels` for pixels(). REQUIRES: event < shape().events.
   virtual void read(uint64_t event, float* image, uint8_t* labels) const = 0;
 };

@@ -104,10 +104,11 @@ void Loader::read(Batch& batch) const {
     events_->read(batch.samples[place], image, labels);
     const uint8_t highest = *std::max_element(labels, labels + pixels);
     if (highest >= options_.classes)
-      throw ConfigError(fmt::format("event {}: it has a pixel of class {}; expected 0 to {}", batch.samples[place],
-                                    highest, options_.classes - 1));
+      throw ConfigError(fmt::format("{}: it has a pixel of class {}; expected 0 to {}",
+                                    events_->name_of(batch.samples[place]), highest, options_.classes - 1));
     if (!std::all_of(image, image + values, [](float value) { return std::isfinite(value); }))
-      throw ConfigError(fmt::format("event {}: it has a value that is not a finite number", batch.samples[place]));
+      throw ConfigError(
+          fmt::format("{}: it has a value that is not a finite number", events_->name_of(batch.samples[place])));
   }
 }
 

@@ -19,6 +19,7 @@ class FakeEvents : public EventSet {
   explicit FakeEvents(uint64_t events) : shape_{events, 1, 2, 2} {}
   const EventShape& shape() const override { return shape_; }
   bool has_labels() const override { return true; }
+  std::string name_of(uint64_t event) const override { return "event " + std::to_string(event); }
   void read(uint64_t event, float* image, uint8_t* labels) const override {
     ++reads;
     if (on_read) on_read(event);

@@ -16,7 +16,8 @@ std::string described(const NpyHeader& header) {
 
 }  // namespace
 
-NpyEvents::NpyEvents(const std::filesystem::path& folder, Labels labels) : images_(folder / kImagesName) {
+NpyEvents::NpyEvents(const std::filesystem::path& folder, Labels labels)
+    : folder_(folder), images_(folder / kImagesName) {
   const NpyHeader& images = images_.header();
   if (images.type != NpyType{'f', 4} || images.shape.size() != 4)
     throw ConfigError(fmt::format("{}: it holds {}; expected float32 (events, channels, height, width)",
@@ -34,6 +35,8 @@ NpyEvents::NpyEvents(const std::filesystem::path& folder, Labels labels) : image
                                   (folder / kLabelsName).string(), described(labels_->header()), size[0], size[2],
                                   size[3], kImagesName));
 }
+
+std::string NpyEvents::name_of(uint64_t event) const { return fmt::format("{}: event {}", folder_.string(), event); }
 
 void NpyEvents::read(uint64_t event, float* image, uint8_t* labels) const {
   images_.read(event, 1, image);

@@ -17,9 +17,11 @@ class NpyEvents : public EventSet {
 
   const EventShape& shape() const override { return shape_; }
   bool has_labels() const override { return labels_.has_value(); }
+  std::string name_of(uint64_t event) const override;
   void read(uint64_t event, float* image, uint8_t* labels) const override;
 
  private:
+  std::filesystem::path folder_;
   NpyFile images_;
   std::optional<NpyFile> labels_;
   EventShape shape_;

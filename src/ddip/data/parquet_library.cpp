@@ -21,7 +21,10 @@ std::vector<fs::path> places() {
   Dl_info about{};
   if (::dladdr(reinterpret_cast<void*>(&parquet_library), &about) == 0) return {};
   std::error_code error;
-  const fs::path folder = fs::canonical(about.dli_fname, error).parent_path();
+  // Of a program it is the name it was called by, which means nothing here: never look in the current folder.
+  const fs::path file = about.dli_fname;
+  const fs::path folder = fs::canonical(file.is_absolute() ? file : "/proc/self/exe", error).parent_path();
+  if (error || folder.empty()) return {};
   std::vector<fs::path> found = {folder / kName, folder.parent_path() / kName,
                                  folder.parent_path() / "lib" / "ddip" / kName};
   for (const auto& entry : fs::directory_iterator(folder.parent_path() / "lib", error)) {

@@ -24,6 +24,8 @@ class DataParallel {
     bool find_unused = true;
     bool static_graph = false;
     bool broadcast_buffers = true;
+    // Drop the gradients of a step in which one is not finite, on all ranks; with compression always.
+    bool skip_nonfinite = false;
   };
 
   // All ranks. The model becomes what it is on rank 0.
@@ -86,7 +88,7 @@ class DataParallel {
     result.find_unused = options.find_unused;
     result.static_graph = options.static_graph;
     result.compressor = data_parallel::make_compressor(options.compress);
-    result.keep_nonfinite = !result.compressor;
+    result.keep_nonfinite = !result.compressor && !options.skip_nonfinite;
     return result;
   }
 

@@ -19,6 +19,11 @@ Adam::Adam(std::vector<at::Tensor> parameters) : parameters_(std::move(parameter
   }
 }
 
+bool Adam::has_gradients() const {
+  return std::all_of(parameters_.begin(), parameters_.end(),
+                     [](const at::Tensor& one) { return one.grad().defined(); });
+}
+
 void Adam::step(double learning_rate) {
   const at::NoGradGuard no_gradients;
   std::vector<at::Tensor> gradients;

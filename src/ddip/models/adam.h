@@ -12,7 +12,8 @@ class Adam {
  public:
   explicit Adam(std::vector<at::Tensor> parameters);
 
-  // REQUIRES: every parameter has a gradient.
+  bool has_gradients() const;
+  // REQUIRES: has_gradients().
   void step(double learning_rate);
   void zero_gradients();
 

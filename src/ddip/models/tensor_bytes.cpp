@@ -51,7 +51,7 @@ TensorBytes::TensorBytes(const NamedTensors& tensors) {
   }
 }
 
-void load_tensors(const checkpoint::SafetensorsFile& file, const NamedTensors& tensors) {
+void require_fit(const checkpoint::SafetensorsFile& file, const NamedTensors& tensors) {
   std::map<std::string, const TensorEntry*> entries;
   for (const TensorEntry& entry : file.header().tensors) entries[entry.name] = &entry;
   std::vector<std::string> missing, unexpected, different;
@@ -72,6 +72,12 @@ void load_tensors(const checkpoint::SafetensorsFile& file, const NamedTensors& t
       listed("missing", missing) + listed("unexpected", unexpected) + listed("different", different);
   if (!complaints.empty())
     throw ConfigError(fmt::format("{}: it does not fit this model{}", file.path().string(), complaints));
+}
+
+void load_tensors(const checkpoint::SafetensorsFile& file, const NamedTensors& tensors) {
+  require_fit(file, tensors);
+  std::map<std::string, const TensorEntry*> entries;
+  for (const TensorEntry& entry : file.header().tensors) entries[entry.name] = &entry;
   const at::NoGradGuard no_gradients;
   for (const auto& [name, tensor] : tensors) {
     const at::Tensor read = at::empty(tensor.sizes(), tensor.scalar_type());

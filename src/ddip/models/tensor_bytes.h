@@ -21,6 +21,9 @@ class TensorBytes {
   std::vector<checkpoint::NamedBytes> named_;
 };
 
+// Throws what load_tensors would, and changes nothing.
+void require_fit(const checkpoint::SafetensorsFile& file, const NamedTensors& tensors);
+
 // Fills `tensors` with the file's. All names, types and shapes are compared first; a ConfigError lists what is missing,
 // unexpected or different, and nothing was changed.
 void load_tensors(const checkpoint::SafetensorsFile& file, const NamedTensors& tensors);

@@ -186,6 +186,8 @@ ParquetEvents::Group ParquetEvents::decode(int number) const {
   return decoded;
 }
 
+std::string ParquetEvents::name_of(uint64_t event) const { return fmt::format("{}: event {}", path_.string(), event); }
+
 void ParquetEvents::read(uint64_t event, float* image, uint8_t* labels) const {
   const auto after = std::upper_bound(begins_.begin(), begins_.end(), event);
   const int number = static_cast<int>(after - begins_.begin()) - 1;

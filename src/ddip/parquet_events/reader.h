@@ -24,6 +24,7 @@ class ParquetEvents : public data::EventSet {
 
   const data::EventShape& shape() const override { return shape_; }
   bool has_labels() const override { return label_column_ >= 0; }
+  std::string name_of(uint64_t event) const override;
   void read(uint64_t event, float* image, uint8_t* labels) const override;
 
  private:

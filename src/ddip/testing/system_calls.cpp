@@ -25,9 +25,8 @@ int wait_for(pid_t child) {
   return status;
 }
 
-}  // namespace
-
-Outcome kill_at_call(int n, const std::function<void()>& body) {
+// Runs `body` in a child; `entering` sees the number of each call before it is made, and may kill by returning false.
+Outcome trace(const std::function<void()>& body, const std::function<bool(long number)>& entering) {
   const pid_t child = ::fork();
   DDIP_CHECK(child >= 0, "fork");
   if (child == 0) {
@@ -38,20 +37,38 @@ Outcome kill_at_call(int n, const std::function<void()>& body) {
   }
   wait_for(child);
   ::ptrace(PTRACE_SETOPTIONS, child, nullptr, PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL);
-  int calls = 0;
-  bool entering = true;
   for (;;) {
     ::ptrace(PTRACE_SYSCALL, child, nullptr, nullptr);
     const int status = wait_for(child);
-    if (WIFEXITED(status) || WIFSIGNALED(status)) return Outcome::finished;
-    if (WSTOPSIG(status) != (SIGTRAP | 0x80)) continue;
-    if (entering && ++calls == n) {
-      ::kill(child, SIGKILL);
-      wait_for(child);
-      return Outcome::killed;
+    if (WIFEXITED(status) || WIFSIGNALED(status)) {
+      DDIP_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "what runs under trace ends well");
+      return Outcome::finished;
     }
-    entering = !entering;
+    if (WSTOPSIG(status) != (SIGTRAP | 0x80)) continue;
+    __ptrace_syscall_info call{};
+    ::ptrace(PTRACE_GET_SYSCALL_INFO, child, sizeof call, &call);
+    if (call.op != PTRACE_SYSCALL_INFO_ENTRY || entering(static_cast<long>(call.entry.nr))) continue;
+    ::kill(child, SIGKILL);
+    wait_for(child);
+    return Outcome::killed;
   }
+}
+
+}  // namespace
+
+Outcome kill_at_call(int n, const std::function<void()>& body) {
+  int calls = 0;
+  return trace(body, [&](long) { return ++calls != n; });
+}
+
+std::string trace_calls(const std::map<long, char>& names, const std::function<void()>& body) {
+  std::string letters;
+  trace(body, [&](long number) {
+    const auto found = names.find(number);
+    if (found != names.end()) letters += found->second;
+    return true;
+  });
+  return letters;
 }
 
 std::string fail_calls(long number, int error, const std::function<std::string()>& body) {

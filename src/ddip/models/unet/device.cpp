@@ -15,12 +15,16 @@ at::Device device_of(const std::string& name, int local_rank) {
 }
 
 at::Tensor prepared(const at::Tensor& images, at::Device device) {
-  at::Tensor moved = device.is_cpu() ? images : images.pin_memory().to(device, /*non_blocking=*/true);
-  return moved.div(10).log1p_().div_(4).contiguous(at::MemoryFormat::ChannelsLast);
+  const bool travels = images.is_cpu() && !device.is_cpu();
+  const at::Tensor moved = travels ? images.pin_memory().to(device, /*non_blocking=*/true) : images.to(device);
+  // Noise may be below zero: no energy.
+  return moved.div(10).clamp_min_(0).log1p_().div_(4).contiguous(at::MemoryFormat::ChannelsLast);
 }
 
 Precision::Precision(const std::string& name, at::Device device) : device_(device.type()), active_(name == "bf16") {
   if (!active_) return;
+  was_enabled_ = at::autocast::is_autocast_enabled(device_);
+  old_type_ = at::autocast::get_autocast_dtype(device_);
   at::autocast::set_autocast_dtype(device_, at::kBFloat16);
   at::autocast::set_autocast_enabled(device_, true);
   at::autocast::increment_nesting();
@@ -29,7 +33,8 @@ Precision::Precision(const std::string& name, at::Device device) : device_(devic
 Precision::~Precision() {
   if (!active_) return;
   if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-  at::autocast::set_autocast_enabled(device_, false);
+  at::autocast::set_autocast_enabled(device_, was_enabled_);
+  at::autocast::set_autocast_dtype(device_, old_type_);
 }
 
 }  // namespace ddip::models::unet

@@ -22,6 +22,8 @@ class Precision {
  private:
   at::DeviceType device_;
   bool active_;
+  bool was_enabled_ = false;
+  at::ScalarType old_type_ = at::kBFloat16;
 };
 
 }  // namespace ddip::models::unet

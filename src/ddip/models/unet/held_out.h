@@ -1,14 +1,15 @@
 // Which events are never trained on: the last ones.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
+
+#include "ddip/models/unet/settings.h"
 
 namespace ddip::models::unet {
 
-inline uint64_t events_held_out(uint64_t events, double share) {
-  return std::max<uint64_t>(static_cast<uint64_t>(std::lround(static_cast<double>(events) * share)), 1);
-}
+uint64_t events_held_out(uint64_t events, double share);
+
+// Throws ConfigError where so many events cannot be trained with these settings, or are not those of the run.
+void require_trainable(const Settings& settings, uint64_t events);
 
 }  // namespace ddip::models::unet

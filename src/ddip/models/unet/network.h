@@ -9,9 +9,11 @@
 
 namespace ddip::models::unet {
 
+constexpr int64_t kClasses = 3;  // background, shower, track
+
 struct NetworkOptions {
   int64_t channels = 1;
-  int64_t classes = 3;
+  int64_t classes = kClasses;
   int64_t width = 64;  // channels of the first level; each level has twice the one above
   int64_t depth = 4;   // levels beside the bridge
 

@@ -26,7 +26,7 @@ Progress::Progress(Form form, uint64_t samples_before, uint64_t samples_of_run)
 bool Progress::wants_update() const { return form_ == Form::bar && Clock::now() - shown_ >= kBetweenUpdates; }
 
 double Progress::samples_per_second() const {
-  const double seconds = std::chrono::duration<double>(Clock::now() - began_).count();
+  const double seconds = std::chrono::duration<double>(spent_).count();
   return static_cast<double>(done_) / std::max(seconds, 1e-9);
 }
 

@@ -23,8 +23,11 @@ class Progress {
     double nonzero_accuracy = 0;
   };
   void show(const Update& update);
-  // All ranks' samples that are done, to know speed and what is left.
-  void add_samples(uint64_t samples) { done_ += samples; }
+  // All ranks' samples that are done, and in what time: speed is that of training, without testing and saving.
+  void add_samples(uint64_t samples, std::chrono::steady_clock::duration spent) {
+    done_ += samples;
+    spent_ += spent;
+  }
 
   // Stands above the bar.
   void say(const std::string& line);
@@ -37,7 +40,7 @@ class Progress {
   const uint64_t samples_before_;
   const uint64_t samples_of_run_;
   uint64_t done_ = 0;
-  const Clock::time_point began_ = Clock::now();
+  Clock::duration spent_{};
   Clock::time_point shown_{};
   bool drawn_ = false;
 };

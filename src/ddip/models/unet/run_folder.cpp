@@ -1,6 +1,11 @@
 #include "ddip/models/unet/run_folder.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+
+#include <cerrno>
+#include <cstring>
 
 #include <fstream>
 
@@ -53,6 +58,13 @@ checkpoint::Manifest RunFolder::best() const {
   if (auto found = store_.best()) return *found;
   if (auto found = store_.last()) return *found;
   throw ConfigError(fmt::format("{}: it has no checkpoint yet", folder_.string()));
+}
+
+void RunFolder::lock() {
+  lock_ = Fd(::open((folder_ / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (!lock_) throw ConfigError(fmt::format("{}: {}", (folder_ / "lock").string(), std::strerror(errno)));
+  if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0)
+    throw ConfigError(fmt::format("{}: another process trains in it", folder_.string()));
 }
 
 bool RunFolder::log(const std::string& line) const {

@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "ddip/base/fd.h"
 #include "ddip/checkpoint/store.h"
 #include "ddip/models/unet/settings.h"
 
@@ -22,6 +23,9 @@ class RunFolder {
   std::filesystem::path baselines() const { return folder_ / "baselines.safetensors"; }
   const std::filesystem::path& path() const { return folder_; }
 
+  // Nobody else trains in it as long as this object lives. Throws ConfigError if somebody does.
+  void lock();
+
   // One line of JSON. A line that cannot be written is not worth a training run: returns false.
   bool log(const std::string& line) const;
 
@@ -32,6 +36,7 @@ class RunFolder {
   std::filesystem::path folder_;
   Settings settings_;
   checkpoint::Store store_;
+  Fd lock_;
 };
 
 }  // namespace ddip::models::unet

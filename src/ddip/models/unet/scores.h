@@ -17,7 +17,7 @@ class Scores {
   // int64, to be added to those of the other ranks in place.
   at::Tensor& counts() { return counts_; }
 
-  double pixel_accuracy() const { return accuracy(0); }
+  double pixel_accuracy() const { return accuracy(0); }    // NaN of no pixel
   double nonzero_accuracy() const { return accuracy(1); }  // of the pixels with energy: what counts
   double iou(int64_t label) const;                         // 1 where a class neither is nor was said
   int64_t classes() const { return classes_; }

@@ -15,7 +15,8 @@ Step train_step(const std::function<at::Tensor(const at::Tensor&)>& forward, Ada
     step.loss = segmentation_loss(step.logits, labels);
   }
   step.loss.backward();
-  adam.step(learning_rate);
+  step.skipped = !adam.has_gradients();
+  if (!step.skipped) adam.step(learning_rate);
   return step;
 }
 

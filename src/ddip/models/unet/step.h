@@ -10,6 +10,7 @@ namespace ddip::models::unet {
 struct Step {
   at::Tensor logits;
   at::Tensor loss;
+  bool skipped = false;  // its gradients were dropped: one was not finite, on some rank
 };
 
 // `forward`: of the network, or of what wraps it. `images` as prepared() gives them, `labels` on the same device.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "ddip/base/check.h"
 #include "ddip/base/error.h"
 #include "ddip/data_parallel/replicas.h"
 #include "ddip/models/event_tensors.h"
@@ -27,13 +28,13 @@ data::LoaderOptions loader_options(const Settings& settings, const Context& cont
                       .seed = settings.seed,
                       .shuffle = shuffle};
   options.threads = static_cast<int>(settings.readers);
-  options.classes = 3;
+  options.classes = kClasses;
   return options;
 }
 
-// Of the rank that has most; the others have as many, or one fewer.
-uint64_t steps_of(uint64_t samples, uint64_t world, uint64_t batch) {
-  const uint64_t mine = (samples + world - 1) / world;
+// Batches of a rank that takes every world-th of so many samples.
+uint64_t batches_of(uint64_t samples, uint64_t rank, uint64_t world, uint64_t batch) {
+  const uint64_t mine = (samples + world - 1 - rank) / world;
   return (mine + batch - 1) / batch;
 }
 
@@ -45,11 +46,10 @@ Trainer::Trainer(Context& context, RunFolder folder, Options options)
       settings_(folder_.settings()),
       options_(std::move(options)),
       device_(device_of(settings_.device, options_.local_rank)) {
+  if (context_.rank() == 0) folder_.lock();
   std::shared_ptr<const data::EventSet> events = data::open_events(settings_.data);
   const uint64_t all = events->shape().events, held = events_held_out(all, settings_.hold_out);
-  if (held >= all)
-    throw ConfigError(
-        fmt::format("{}: {} events are too few to train on some and test on others", settings_.data.string(), all));
+  require_trainable(settings_, all);
   train_events_ = data::range_of(events, 0, all - held);
   held_out_ = data::range_of(events, all - held, held);
   train_loader_ = std::make_unique<data::Loader>(train_events_, loader_options(settings_, context_, true));
@@ -66,6 +66,7 @@ Trainer::Trainer(Context& context, RunFolder folder, Options options)
   DataParallel<std::shared_ptr<Network>>::Options how;
   how.compress = settings_.compress;
   how.find_unused = false;
+  how.skip_nonfinite = true;
   model_ = std::make_unique<DataParallel<std::shared_ptr<Network>>>(context_, network, how);
   if (options_.resume) resume();
 
@@ -81,7 +82,8 @@ Trainer::Trainer(Context& context, RunFolder folder, Options options)
       fmt::format("{} events to train on, {} held out; U-Net of {:.1f} M parameters; {} rank{} on {}, batch {} each",
                   train_events_->shape().events, held, static_cast<double>(weights) / 1e6, context_.world_size(),
                   context_.world_size() == 1 ? "" : "s", device_.str(), settings_.batch));
-  if (!options_.resume && context_.rank() == 0)
+  std::error_code error;
+  if (context_.rank() == 0 && !std::filesystem::exists(folder_.baselines(), error))
     Baselines::learn(train_events_, kClasses, settings_.seed).save(folder_.baselines());
 }
 
@@ -112,20 +114,30 @@ void Trainer::resume() {
     done_ = data::Ledger::parse(about.at("done").get<std::string>());
     best_ = about.at("best").get<double>();
     best_epoch_ = about.at("best_epoch").get<uint64_t>();
+    best_saved_ = about.at("best_saved").get<double>();
   } catch (const json::exception&) {
     throw ConfigError(fmt::format("{}: its last checkpoint is of another program", folder_.path().string()));
   }
+  require_fit(model, model_tensors());
+  require_fit(optimizer, optimizer_tensors());
   load_tensors(model, model_tensors());
   load_tensors(optimizer, optimizer_tensors());
 }
 
 Trainer::Ending Trainer::run() {
   while (epoch_ < static_cast<uint64_t>(settings_.epochs)) {
+    if (settings_.patience > 0 && epoch_ > best_epoch_ + static_cast<uint64_t>(settings_.patience)) {
+      progress_->say(
+          fmt::format("no better than epoch {} for {} epochs: stopped", best_epoch_ + 1, settings_.patience));
+      return Ending::early_stop;
+    }
     const auto began = std::chrono::steady_clock::now();
     const Epoch trained = train_epoch();
-    if (anybody(trained.ended_early)) {
-      save(-1);
-      progress_->say(fmt::format("interrupted in epoch {}; a checkpoint was saved, --resume goes on", epoch_ + 1));
+    if (trained.ended_early) {
+      const bool saved = save(-1);
+      progress_->say(
+          fmt::format("interrupted in epoch {}; {}", epoch_ + 1,
+                      saved ? "a checkpoint was saved, --resume goes on" : "no checkpoint of it could be saved"));
       return Ending::asked;
     }
     const Evaluation evaluation = validate();
@@ -133,61 +145,93 @@ Trainer::Ending Trainer::run() {
     done_ = {};
     save(evaluation.scores.nonzero_accuracy());
     report(trained, evaluation, std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
-    if (settings_.patience > 0 && epoch_ - 1 - best_epoch_ >= static_cast<uint64_t>(settings_.patience)) {
-      progress_->say(
-          fmt::format("no better than epoch {} for {} epochs: stopped", best_epoch_ + 1, settings_.patience));
-      return Ending::early_stop;
-    }
   }
   return Ending::done;
 }
 
+struct Trainer::Sums {
+  explicit Sums(at::Device device) : loss(at::zeros({}, at::TensorOptions(device))) {}
+
+  data::Ledger samples;
+  at::Tensor loss;
+  int64_t counted = 0;  // steps in `loss`
+  uint64_t skipped = 0;
+  uint64_t at_first = 0;   // samples that this rank had before it
+  uint64_t all_ranks = 0;  // samples of the epoch that all ranks together have done, as far as this one can tell
+};
+
 Trainer::Epoch Trainer::train_epoch() {
-  const uint64_t per_epoch = train_events_->shape().events, world = static_cast<uint64_t>(context_.world_size());
-  const uint64_t steps =
-      static_cast<uint64_t>(settings_.epochs) * steps_of(per_epoch, world, static_cast<uint64_t>(settings_.batch));
+  const uint64_t per_epoch = train_events_->shape().events, world = static_cast<uint64_t>(context_.world_size()),
+                 batch = static_cast<uint64_t>(settings_.batch), left = per_epoch - done_.count();
   train_loader_->begin_epoch(epoch_, done_);
-  const uint64_t mine_at_first = train_loader_->remaining();
-  data::Ledger mine;
-  Epoch epoch;
-  at::Tensor loss_sum = at::zeros({}, at::TensorOptions(device_));
-  int64_t batches = 0;
+  Sums sums(device_);
+  sums.at_first = train_loader_->remaining();
+  sums.all_ranks = done_.count();
   model_->module()->train();
-  model_->join([&] {
-    while (!(epoch.ended_early = options_.should_end && options_.should_end())) {
-      auto batch = next_tensors(*train_loader_);
-      if (!batch) break;
-      const at::Tensor labels = batch->labels.to(device_);
-      const Step step = train_step([&](const at::Tensor& images) { return model_->forward(images); }, *adam_,
-                                   prepared(batch->images, device_), labels, settings_.precision,
-                                   learning_rate(settings_.lr, step_, steps));
-      ++step_;
-      ++batches;
-      loss_sum += step.loss.detach();
-      mine.add(batch->samples);
-      progress_->add_samples(batch->samples.size() * world);
-      if (progress_->wants_update()) {
-        Scores scores(kClasses);
-        scores.add(step.logits.argmax(1), labels, batch->images.select(1, 0).to(device_) > 0);
-        progress_->show(
-            {.epoch = static_cast<int64_t>(epoch_) + 1,
-             .epochs = settings_.epochs,
-             .share = 1 - static_cast<double>(train_loader_->remaining()) / static_cast<double>(mine_at_first),
-             .loss = step.loss.item<double>(),
-             .nonzero_accuracy = scores.nonzero_accuracy()});
-      }
-    }
-  });
-  adopt_newest_optimizer();
+  // All ranks make these together, and agree before each whether to go on: whoever resumes finds them equally far.
+  const uint64_t together = batches_of(left, world - 1, world, batch);
+  bool ended_early = false;
+  for (uint64_t count = 0; count < together && !ended_early; ++count) {
+    ended_early = anybody(options_.should_end && options_.should_end());
+    if (!ended_early) make_step(sums);
+  }
+  // Then some may have one more.
+  if (!ended_early && batches_of(left, 0, world, batch) > together) {
+    model_->join([&] {
+      if (train_loader_->remaining() > 0) make_step(sums);
+    });
+    adopt_newest_optimizer();
+  }
   // Batch norm's running means are each rank's own until the next forward: all test, and save, rank 0's.
   data_parallel::broadcast_all(*context_.communicator(), model_->module()->buffers(), 0);
-  at::Tensor sums = at::tensor({loss_sum.item<double>(), static_cast<double>(batches)}, at::kDouble);
-  context_.communicator()->all_reduce(sums);
-  epoch.loss = sums[0].item<double>() / std::max(1.0, sums[1].item<double>());
-  if (!std::isfinite(epoch.loss))
+  Epoch epoch = add_up(sums);
+  epoch.ended_early = ended_early;
+  return epoch;
+}
+
+void Trainer::make_step(Sums& sums) {
+  const auto began = std::chrono::steady_clock::now();
+  const uint64_t world = static_cast<uint64_t>(context_.world_size());
+  const auto batch = next_tensors(*train_loader_);
+  DDIP_CHECK(batch.has_value(), "a batch for every step");
+  const at::Tensor labels = batch->labels.to(device_);
+  const uint64_t per_epoch = train_events_->shape().events;
+  sums.all_ranks = std::min(per_epoch, sums.all_ranks + batch->samples.size() * world);
+  const double share =
+      (static_cast<double>(epoch_) + static_cast<double>(sums.all_ranks) / static_cast<double>(per_epoch)) /
+      static_cast<double>(settings_.epochs);
+  const Step step =
+      train_step([&](const at::Tensor& images) { return model_->forward(images); }, *adam_,
+                 prepared(batch->images, device_), labels, settings_.precision, learning_rate(settings_.lr, share));
+  ++step_;
+  sums.samples.add(batch->samples);
+  if (step.skipped) {
+    ++sums.skipped;
+  } else {
+    ++sums.counted;
+    sums.loss += step.loss.detach();
+  }
+  progress_->add_samples(batch->samples.size() * world, std::chrono::steady_clock::now() - began);
+  if (!progress_->wants_update()) return;
+  Scores scores(kClasses);
+  scores.add(step.logits.argmax(1), labels, batch->images.select(1, 0).to(device_) > 0);
+  progress_->show({.epoch = static_cast<int64_t>(epoch_) + 1,
+                   .epochs = settings_.epochs,
+                   .share = 1 - static_cast<double>(train_loader_->remaining()) / static_cast<double>(sums.at_first),
+                   .loss = step.loss.item<double>(),
+                   .nonzero_accuracy = scores.nonzero_accuracy()});
+}
+
+Trainer::Epoch Trainer::add_up(const Sums& sums) {
+  at::Tensor all = at::tensor({sums.loss.item<double>(), static_cast<double>(sums.counted)}, at::kDouble);
+  context_.communicator()->all_reduce(all);
+  Epoch epoch;
+  epoch.loss = all[0].item<double>() / std::max(1.0, all[1].item<double>());
+  epoch.skipped = sums.skipped;
+  done_.add(of_all_ranks(sums.samples));
+  if (!std::isfinite(epoch.loss) || (all[1].item<double>() == 0 && sums.skipped > 0))
     throw std::runtime_error(
         fmt::format("the loss of epoch {} is not a finite number; try a smaller --lr", epoch_ + 1));
-  done_.add(of_all_ranks(mine));
   return epoch;
 }
 
@@ -232,19 +276,20 @@ data::Ledger Trainer::of_all_ranks(const data::Ledger& mine) {
   return ledger;
 }
 
-// `accuracy` below 0: in the middle of an epoch, which is never the best.
-void Trainer::save(double accuracy) {
-  const bool best = accuracy > best_;
-  if (best) {
+// `accuracy` below 0: in the middle of an epoch, which is never the best. Whether it is on the disk; on rank 0.
+bool Trainer::save(double accuracy) {
+  if (accuracy > best_) {
     best_ = accuracy;
     best_epoch_ = epoch_ - 1;
   }
-  if (context_.rank() != 0) return;
+  if (context_.rank() != 0) return true;
+  const bool best = accuracy > best_saved_;
   const json about = {{"epoch", epoch_},
                       {"step", step_},
                       {"done", done_.text()},
                       {"best", best_},
                       {"best_epoch", best_epoch_},
+                      {"best_saved", best ? accuracy : best_saved_},
                       {"nonzero_accuracy", accuracy},
                       {"settings", json::parse(settings_.json())}};
   const TensorBytes model(model_tensors()), optimizer(optimizer_tensors());
@@ -254,17 +299,21 @@ void Trainer::save(double accuracy) {
     // The run is worth more than this checkpoint, and the older ones are still there.
     progress_->say(
         fmt::format("the checkpoint of step {} could not be saved: {}; training goes on", step_, error.what()));
+    return false;
   }
+  if (best) best_saved_ = accuracy;
+  return true;
 }
 
 void Trainer::report(const Epoch& trained, const Evaluation& evaluation, double seconds) {
   if (context_.rank() != 0) return;
   const Scores& scores = evaluation.scores;
-  progress_->say(
-      fmt::format("epoch {}/{}: loss {:.4f}, held out {:.4f}, non-zero accuracy {:.4f}, IoU shower {:.3f} track "
-                  "{:.3f}, {:.1f} samples/s{}",
-                  epoch_, settings_.epochs, trained.loss, evaluation.loss(), scores.nonzero_accuracy(), scores.iou(1),
-                  scores.iou(2), progress_->samples_per_second(), best_epoch_ + 1 == epoch_ ? "  (best)" : ""));
+  progress_->say(fmt::format(
+      "epoch {}/{}: loss {:.4f}, held out {:.4f}, non-zero accuracy {:.4f}, IoU shower {:.3f} track "
+      "{:.3f}, {:.1f} samples/s{}{}",
+      epoch_, settings_.epochs, trained.loss, evaluation.loss(), scores.nonzero_accuracy(), scores.iou(1),
+      scores.iou(2), progress_->samples_per_second(), best_epoch_ + 1 == epoch_ ? "  (best)" : "",
+      trained.skipped == 0 ? "" : fmt::format("; {} steps left out: a value was not finite", trained.skipped)));
   const json line = {{"epoch", epoch_},
                      {"step", step_},
                      {"loss", trained.loss},
@@ -274,6 +323,7 @@ void Trainer::report(const Epoch& trained, const Evaluation& evaluation, double 
                      {"iou", {scores.iou(0), scores.iou(1), scores.iou(2)}},
                      {"samples_per_second", progress_->samples_per_second()},
                      {"seconds", seconds},
+                     {"skipped", trained.skipped},
                      {"ranks", context_.world_size()}};
   folder_.log(line.dump());
 }

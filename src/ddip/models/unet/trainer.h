@@ -29,18 +29,20 @@ class Trainer {
   Ending run();
 
  private:
-  static constexpr int64_t kClasses = 3;
-
   struct Epoch {
     double loss = 0;
+    uint64_t skipped = 0;  // steps in which a value was not finite
     bool ended_early = false;
   };
+  struct Sums;  // of a rank's steps in an epoch
 
   void resume();
   Epoch train_epoch();
+  void make_step(Sums& sums);
+  Epoch add_up(const Sums& sums);
   void adopt_newest_optimizer();
   Evaluation validate();
-  void save(double accuracy);
+  bool save(double accuracy);
   bool anybody(bool mine);
   data::Ledger of_all_ranks(const data::Ledger& mine);
   void report(const Epoch& trained, const Evaluation& evaluation, double seconds);
@@ -67,6 +69,7 @@ class Trainer {
   data::Ledger done_;        // samples of this epoch, of all ranks
   double best_ = -1;         // non-zero accuracy
   uint64_t best_epoch_ = 0;  // from 0
+  double best_saved_ = -1;   // of the checkpoint that is called the best; on rank 0
 };
 
 }  // namespace ddip::models::unet
