@@ -250,6 +250,8 @@ def test_the_loader_gives_the_same_batches_from_both_formats_and_its_ledger_is_e
     assert (next(iter(part))[0].numpy() == images[20:]).all()
     with pytest.raises(ddip.ConfigError, match=r"part=\(20, 24\): expected a first event .* of 23"):
         data.Loader(tmp_path / "n", 4, part=(20, 24), rank=0, world=1)
+    with pytest.raises(RuntimeError, match="another iteration of this loader has begun"):
+        list(zip(part, part, strict=True))
     # What is done does not come again.
     loader = data.Loader(tmp_path / "n", 4, rank=0, world=1, seed=3)
     loader.set_epoch(0, data.Ledger("0-19"))

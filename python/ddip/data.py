@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 import ddip
-from ddip._engine import EventLoader, Ledger, SamplerOptions
+from ddip._engine import EventBatch, EventLoader, Ledger, SamplerOptions
 from ddip._engine import Sampler as NativeSampler
 
 __all__ = ["Ledger", "Loader", "Sampler"]
@@ -106,6 +106,7 @@ class Loader:
         self._loader = EventLoader(os.fspath(path), sampling, part, threads, ahead, classes)
         self._epoch = -1
         self._done = Ledger()
+        self._turn = 0
         self.ledger = Ledger()
 
     @property
@@ -126,7 +127,14 @@ class Loader:
         self._epoch += 1
         done, self._done = self._done, Ledger()
         self.ledger = Ledger()
+        self._turn += 1
+        turn = self._turn
         self._loader.begin_epoch(self._epoch, done)
-        while (batch := self._loader.next()) is not None:
+        while (batch := self._next(turn)) is not None:
             self.ledger.add(batch.samples)
             yield batch.images, batch.labels
+
+    def _next(self, turn: int) -> EventBatch | None:
+        if turn != self._turn:
+            raise RuntimeError("another iteration of this loader has begun; make a second Loader to read twice at once")
+        return self._loader.next()
