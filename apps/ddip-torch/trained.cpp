@@ -21,6 +21,7 @@ Trained load_trained(const launch::Flags& flags) {
   const at::Device device = models::unet::device_of(where, 0);
   const models::unet::Loaded loaded = models::unet::load_best(folder);
   loaded.network->to(device);
+  loaded.network->use_channels_last();
   return {std::move(folder), loaded.step, loaded.network, device};
 }
 

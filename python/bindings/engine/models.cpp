@@ -25,9 +25,7 @@ class Stepper {
   Stepper(const NetworkOptions& options, std::string precision, at::Device device)
       : network_(options), precision_(std::move(precision)) {
     network_.to(device);
-    for (at::Tensor& parameter : network_.parameters()) {
-      if (parameter.dim() == 4) parameter.set_data(parameter.contiguous(at::MemoryFormat::ChannelsLast));
-    }
+    network_.use_channels_last();
     adam_.emplace(network_.parameters());
   }
   at::Tensor step(const at::Tensor& images, const at::Tensor& labels, double learning_rate) {

@@ -186,6 +186,15 @@ Network::Network(const NetworkOptions& options, uint64_t seed) : options_(checke
   }
 }
 
+void Network::use_channels_last() {
+  const at::NoGradGuard no_gradients;
+  for (at::Tensor& parameter : parameters_in_order_) {
+    if (parameter.dim() != 4) continue;
+    // Not contiguous(): it leaves a weight of one channel as it is, and the first convolution then works the other way.
+    parameter.set_data(at::empty_like(parameter, parameter.options(), at::MemoryFormat::ChannelsLast).copy_(parameter));
+  }
+}
+
 at::Tensor Network::forward(const at::Tensor& images) {
   return unet::forward(options_, images, parameters_in_order_, buffers_in_order_, is_training());
 }

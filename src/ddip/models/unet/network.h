@@ -41,6 +41,9 @@ class Network : public torch::nn::Module {
 
   at::Tensor forward(const at::Tensor& images);
 
+  // Weights laid out so that convolutions compute channels-last, which is faster. Before optimizers see them.
+  void use_channels_last();
+
   const NetworkOptions& options() const { return options_; }
 
  private:

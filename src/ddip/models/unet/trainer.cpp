@@ -59,9 +59,7 @@ Trainer::Trainer(Context& context, RunFolder folder, Options options)
   auto network =
       std::make_shared<Network>(NetworkOptions{channels, kClasses, settings_.width, settings_.depth}, settings_.seed);
   network->to(device_);
-  for (at::Tensor& parameter : network->parameters()) {
-    if (parameter.dim() == 4) parameter.set_data(parameter.contiguous(at::MemoryFormat::ChannelsLast));
-  }
+  network->use_channels_last();
   adam_ = std::make_unique<Adam>(network->parameters());
   DataParallel<std::shared_ptr<Network>>::Options how;
   how.compress = settings_.compress;

@@ -55,6 +55,20 @@ TEST(Network, has_the_published_size_and_takes_images_of_any_size) {
   EXPECT_THROW(Network({1, 3, 8, 9}), ConfigError);
 }
 
+TEST(Network, every_convolution_computes_channels_last_also_the_first_of_one_channel) {
+  Network network({1, 3, 4, 2});
+  const at::Tensor images = at::rand({2, 1, 16, 16});
+  const at::Tensor before = network.forward(images);
+  network.use_channels_last();
+  for (const at::Tensor& parameter : network.parameters())
+    if (parameter.dim() == 4) {
+      EXPECT_EQ(parameter.suggest_memory_format(), at::MemoryFormat::ChannelsLast) << parameter.sizes();
+    }
+  const at::Tensor after = network.forward(images);
+  EXPECT_TRUE(after.allclose(before, 1e-4, 1e-5));
+  EXPECT_TRUE(after.is_contiguous(at::MemoryFormat::ChannelsLast) && !after.is_contiguous());
+}
+
 TEST(Network, logits_are_not_bounded) {
   Network network({1, 3, 4, 2});
   at::NoGradGuard no_gradients;
