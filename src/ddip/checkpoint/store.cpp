@@ -55,8 +55,9 @@ void write_manifest(const fs::path& path, const std::string& text) {
 
 void Store::save(const Snapshot& snapshot) {
   std::error_code error;
-  fs::create_directories(folder_, error);
+  const bool made = fs::create_directories(folder_, error);
   if (error) throw ConfigError(fmt::format("{}: {}", folder_.string(), error.message()));
+  if (made) sync_folder(folder_.parent_path());
   json manifest = {{"format", 1}, {"step", snapshot.step}, {"about", json::parse(snapshot.about)}};
   std::vector<fs::path> written_files;
   try {
