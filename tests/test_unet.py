@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -245,11 +246,15 @@ def test_events_without_labels_get_the_same_masks(trained: tuple[Path, Path, str
     assert refused.returncode == 2 and "labels.npy: No such file or directory" in refused.stderr
 
 
-def interrupted_run(events: Path, out: Path, words: list[object], environment: dict[str, str]) -> dict[str, Any]:
-    """Trains until SIGTERM comes some steps behind the first epoch; what the checkpoint says of it."""
+@contextlib.contextmanager
+def training_behind_its_first_epoch(
+    events: Path, out: Path, words: list[object], environment: dict[str, str]
+) -> Iterator[Any]:
+    """A run that goes on; whatever happens to it, it has ended afterwards."""
     process = subprocess.Popen(
         [PROGRAM, "unet", "train", "--data", events, "--out", out, *map(str, words)],
         stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         text=True,
         env=environment,
     )
@@ -258,13 +263,21 @@ def interrupted_run(events: Path, out: Path, words: list[object], environment: d
         for line in process.stdout:
             if line.startswith("epoch 1/"):
                 break
+        yield process
+    finally:
+        process.kill()
+        process.wait(60)
+
+
+def interrupted_run(events: Path, out: Path, words: list[object], environment: dict[str, str]) -> dict[str, Any]:
+    """Trains until SIGTERM comes some steps behind the first epoch; what the checkpoint says of it."""
+    with training_behind_its_first_epoch(events, out, words, environment) as process:
         # Some steps later: seen by the time that it has computed.
         ticks = Path(f"/proc/{process.pid}/stat")
         begun = int(ticks.read_text().split()[13])
         wait_until(lambda: int(ticks.read_text().split()[13]) > begun + 4, 30, "it trains on")
         process.send_signal(signal.SIGTERM)
         rest = process.stdout.read()
-    finally:
         code = process.wait(60)
     assert code == 128 + signal.SIGTERM, rest
     assert "a checkpoint was saved, --resume goes on" in rest, rest
@@ -296,20 +309,8 @@ def test_two_ranks_that_were_killed_go_on_from_the_last_epoch_to_the_same_weight
     words = ["-n", 2, "--width", 4, "--depth", 2, "--batch", 5, "--lr", 0.01, "--epochs", 3, "--hold-out", 0.09, "--device", "cpu"]  # fmt: skip
     whole = train(events, tmp_path / "whole", *words, env=one_thread)
     assert whole.returncode == 0, whole.stderr
-    process = subprocess.Popen(
-        [PROGRAM, "unet", "train", "--data", events, "--out", tmp_path / "cut", *map(str, words)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=one_thread,
-    )
-    try:
-        assert process.stdout
-        for line in process.stdout:
-            if line.startswith("epoch 1/3"):
-                break
+    with training_behind_its_first_epoch(events, tmp_path / "cut", words, one_thread) as process:
         process.kill()  # `ddip run` itself: its ranks end with it
-    finally:
-        process.wait(60)
     wait_until(lambda: not ranks_of(tmp_path / "cut"), 30, "the ranks are gone")
     done = train(events, tmp_path / "cut", *words, "--resume", env=one_thread)
     assert done.returncode == 0, done.stderr
@@ -335,21 +336,9 @@ def test_a_signal_to_one_of_two_ranks_ends_both_after_the_same_step(events: Path
     words = ["-n", 2, "--width", 4, "--depth", 2, "--batch", 1, "--lr", 0.01, "--epochs", 8, "--device", "cpu"]
     whole = train(events, tmp_path / "whole", *words, env=one_thread)
     assert whole.returncode == 0, whole.stderr
-    process = subprocess.Popen(
-        [PROGRAM, "unet", "train", "--data", events, "--out", tmp_path / "cut", *map(str, words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=one_thread,
-    )
-    try:
-        assert process.stdout
-        for line in process.stdout:
-            if line.startswith("epoch 1/8"):
-                break
+    with training_behind_its_first_epoch(events, tmp_path / "cut", words, one_thread) as process:
         os.kill(max(ranks_of(tmp_path / "cut")), signal.SIGTERM)
         rest = process.stdout.read()
-    finally:
         process.wait(60)
     assert "a checkpoint was saved, --resume goes on" in rest, rest
     about = json.loads(max((tmp_path / "cut" / "checkpoints").glob("step-*.json")).read_text())["about"]

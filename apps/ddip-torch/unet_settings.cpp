@@ -87,19 +87,10 @@ const std::vector<Setting>& table() {
   return all;
 }
 
-std::string read_config(const std::filesystem::path& path) {
-  const OpenFile opened = open_regular(path);
-  if (opened.bytes > kLongestConfig)
-    throw ConfigError(fmt::format("{}: it is {} bytes long; expected at most 1 MiB", path.string(), opened.bytes));
-  std::string text(opened.bytes, '\0');
-  text.resize(read_at(opened.file, path, text.data(), text.size(), 0));
-  return text;
-}
-
 void apply_config(const std::filesystem::path& path, Settings& settings) {
   json parsed;
   try {
-    parsed = checkpoint::parse_strict_json(read_config(path), kDeepest);
+    parsed = checkpoint::parse_strict_json(read_small_file(path, kLongestConfig), kDeepest);
   } catch (const checkpoint::NotJson& error) {
     throw ConfigError(fmt::format("{}: {}", path.string(), error.what()));
   }

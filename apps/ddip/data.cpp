@@ -73,11 +73,13 @@ data::EventFormat event_format(const launch::FlagText& flag) {
 }
 
 Count::~Count() {
-  if (shown_) fmt::print(stderr, "\r\033[K");
+  if (drawn_) fmt::print(stderr, "\r\033[K");
 }
 
 void Count::done(uint64_t events) {
-  if (shown_ && events % 50 == 0) fmt::print(stderr, "\r{} of {} events", events, whole_);
+  if (!shown_ || events % 50 != 0 || std::chrono::steady_clock::now() - begun_ < std::chrono::seconds(1)) return;
+  fmt::print(stderr, "\r{} of {} events", events, whole_);
+  drawn_ = true;
 }
 
 int data(const Context& context, const Arguments& arguments) {

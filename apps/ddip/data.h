@@ -1,6 +1,7 @@
 // The parts of `ddip data`.
 #pragma once
 
+#include <chrono>
 #include <filesystem>
 
 #include "command.h"
@@ -17,7 +18,7 @@ int data_view(const launch::Flags& flags, const std::filesystem::path& source);
 int data_convert(const Context& context, const launch::Flags& flags, const std::filesystem::path& source,
                  const std::filesystem::path& target);
 
-// A line that shows how far it is, on a terminal only; gone when it is destroyed.
+// A line that shows how far it is, on a terminal and from the second second on; gone when it is destroyed.
 class Count {
  public:
   Count(bool shown, uint64_t whole) : shown_(shown), whole_(whole) {}
@@ -29,6 +30,8 @@ class Count {
  private:
   bool shown_;
   uint64_t whole_;
+  bool drawn_ = false;
+  const std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
 };
 
 }  // namespace ddip::app

@@ -144,4 +144,4 @@ def listening_addresses(pids: Iterable[int]) -> set[tuple[str, int]]:
 
 def is_asleep(pid: int) -> bool:
     """Whether its main thread waits in a system call."""
-    return Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+    return state(pid) == "S"

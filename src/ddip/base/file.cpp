@@ -41,6 +41,16 @@ size_t read_at(const Fd& file, const std::filesystem::path& path, void* out, siz
   return done;
 }
 
+std::string read_small_file(const std::filesystem::path& path, uint64_t most) {
+  const OpenFile opened = open_regular(path);
+  if (opened.bytes > most)
+    throw ConfigError(
+        fmt::format("{}: it is {} bytes long; expected at most {} MiB", path.string(), opened.bytes, most >> 20));
+  std::string text(opened.bytes, '\0');
+  text.resize(read_at(opened.file, path, text.data(), text.size(), 0));
+  return text;
+}
+
 NewFile::NewFile(std::filesystem::path path) : path_(std::move(path)), unfinished_(path_) {
   struct stat about{};
   if (::stat(path_.c_str(), &about) == 0 && !S_ISREG(about.st_mode))

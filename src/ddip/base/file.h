@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string>
 
 #include "ddip/base/fd.h"
 
@@ -21,6 +22,9 @@ OpenFile open_regular(const std::filesystem::path& path);
 
 // As many bytes as there are, up to `bytes`. Throws std::runtime_error, "path: why".
 size_t read_at(const Fd& file, const std::filesystem::path& path, void* out, size_t bytes, uint64_t offset);
+
+// All of a file that has at most `most` bytes. Throws ConfigError, "path: why".
+std::string read_small_file(const std::filesystem::path& path, uint64_t most);
 
 // The file appears under its name when publish() has written all of it to the disk; before, or if publish() is never
 // called or fails, there is nothing of that name, or the old one.

@@ -81,6 +81,8 @@ TEST_F(File, reading_ends_where_the_file_does) {
   std::string out(8, '.');
   EXPECT_EQ(read_at(opened.file, path, out.data(), out.size(), 6), 4u);
   EXPECT_EQ(out, "6789....");
+  EXPECT_EQ(read_small_file(path, 10), "0123456789");
+  EXPECT_THROW(read_small_file(path, 9), ConfigError);
 }
 
 }  // namespace

@@ -84,10 +84,7 @@ void Store::save(const Snapshot& snapshot) {
 }
 
 Manifest Store::read(const fs::path& path) const {
-  const OpenFile opened = open_regular(path);
-  if (opened.bytes > kLongestManifest) refuse(path, "it is too long for a checkpoint's manifest");
-  std::string text(opened.bytes, '\0');
-  text.resize(read_at(opened.file, path, text.data(), text.size(), 0));
+  const std::string text = read_small_file(path, kLongestManifest);
   try {
     json parsed = parse_strict_json(text, kDeepest);
     if (parsed.at("format") != 1)

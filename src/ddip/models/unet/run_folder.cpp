@@ -43,10 +43,7 @@ RunFolder RunFolder::open(const fs::path& folder) {
   std::error_code error;
   if (!fs::exists(folder / kSettings, error))
     throw ConfigError(fmt::format("{}: there is no run: ddip unet train --out makes one", folder.string()));
-  const OpenFile opened = open_regular(folder / kSettings);
-  if (opened.bytes > kLongest) throw ConfigError(fmt::format("{}: it is too long", (folder / kSettings).string()));
-  std::string text(opened.bytes, '\0');
-  text.resize(read_at(opened.file, folder / kSettings, text.data(), text.size(), 0));
+  const std::string text = read_small_file(folder / kSettings, kLongest);
   try {
     return {folder, Settings::from_json(text)};
   } catch (const ConfigError& damaged) {
