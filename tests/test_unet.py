@@ -512,6 +512,7 @@ def test_bf16_on_the_cpu_trains_too(events: Path, tmp_path: Path) -> None:
         (["evaluate", "--run", "r", "--data", "E"], None, "ddip unet: r: there is no run: ddip unet train --out makes one"),
         (["predict", "--run", "r", "--data", "E"], None, "ddip unet predict: expected --out; ddip unet predict -h lists the flags"),
     ],
+    ids=lambda value: ascii(value)[:60],  # pytest puts the whole id into the environment, and the kernel refuses a long one
 )  # fmt: skip
 def test_wrong_requests_get_one_line_and_change_nothing(
     words: list[str], config: str | None, said: str, events: Path, tmp_path: Path

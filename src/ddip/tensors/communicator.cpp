@@ -75,7 +75,7 @@ void Communicator::wait(const char* operation, const Work& work) {
     ~Inside() { now = nullptr; }
   } inside{window_->operation};
   inside.now = operation;
-  work->wait();
+  if (work) work->wait();  // NCCL gives none when the caller waits at once: the operation is on the caller's own stream
 }
 
 Capabilities Communicator::capabilities() const {
