@@ -7,7 +7,7 @@
 #include "ddip/base/error.h"
 #include "ddip/base/file.h"
 #include "ddip/checkpoint/strict_json.h"
-#include "ddip/launch/nearest_name.h"
+#include "ddip/base/nearest_name.h"
 #include "unet.h"
 
 namespace ddip::torch_app {
@@ -102,7 +102,7 @@ void apply_config(const std::filesystem::path& path, Settings& settings) {
         std::find_if(table().begin(), table().end(), [&](const Setting& one) { return one.name == key; });
     const std::string place = fmt::format("{}, {}", path.string(), launch::shown(key));
     if (found == table().end()) {
-      const std::string near = launch::did_you_mean(key, names);
+      const std::string near = ddip::did_you_mean(key, names);
       throw ConfigError(fmt::format("{}: there is no such setting{}", place, near));
     }
     if (found->number != value.is_number())

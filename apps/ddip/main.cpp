@@ -6,7 +6,7 @@
 
 #include "command.h"
 #include "ddip/base/error.h"
-#include "ddip/launch/nearest_name.h"
+#include "ddip/base/nearest_name.h"
 #include "serve.h"
 
 namespace ddip::app {
@@ -37,7 +37,7 @@ std::vector<std::string> names() {
   if (std::find(later.begin(), later.end(), name) != later.end()) {
     throw ConfigError(place + "this command comes in a later release; ddip --help lists those that are there");
   }
-  const std::string near = launch::did_you_mean(name, names());
+  const std::string near = ddip::did_you_mean(name, names());
   throw ConfigError(place + "there is no such " + (name.starts_with("-") ? "flag" : "command") +
                     (near.empty() ? "; ddip --help lists the commands" : near));
 }

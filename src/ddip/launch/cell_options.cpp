@@ -3,7 +3,7 @@
 #include <map>
 
 #include "ddip/base/error.h"
-#include "ddip/launch/nearest_name.h"
+#include "ddip/base/nearest_name.h"
 #include "ddip/launch/rank_list.h"
 
 namespace ddip::launch {

@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "ddip/base/error.h"
-#include "ddip/launch/nearest_name.h"
+#include "ddip/base/nearest_name.h"
 
 namespace ddip::launch {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "ddip/base/check.h"
 #include "ddip/base/error.h"
-#include "ddip/launch/nearest_name.h"
+#include "ddip/base/nearest_name.h"
 
 namespace ddip::launch {
 namespace {

@@ -1,9 +1,9 @@
-#include "ddip/launch/nearest_name.h"
+#include "ddip/base/nearest_name.h"
 
 #include <algorithm>
 #include <cstddef>
 
-namespace ddip::launch {
+namespace ddip {
 namespace {
 
 // Longer input is not a typing mistake, and the distance costs length squared.
@@ -62,4 +62,4 @@ std::string did_you_mean(std::string_view name, const std::vector<std::string>& 
   return near ? "; did you mean " + *near + "?" : "";
 }
 
-}  // namespace ddip::launch
+}  // namespace ddip

@@ -1,8 +1,8 @@
-#include "ddip/launch/nearest_name.h"
+#include "ddip/base/nearest_name.h"
 
 #include <gtest/gtest.h>
 
-namespace ddip::launch {
+namespace ddip {
 namespace {
 
 const std::vector<std::string> kFlags = {"--workers", "--name", "--gpus", "--gc", "--master-port", "--restart"};
@@ -48,4 +48,4 @@ TEST(DidYouMean, is_ready_to_append) {
 }
 
 }  // namespace
-}  // namespace ddip::launch
+}  // namespace ddip

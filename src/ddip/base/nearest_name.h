@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace ddip::launch {
+namespace ddip {
 
 // Inserted, missing, changed and swapped neighbouring letters between two words (optimal string alignment).
 int edit_distance(std::string_view a, std::string_view b);
@@ -18,4 +18,4 @@ std::optional<std::string> nearest_name(std::string_view name, const std::vector
 // "; did you mean X?" or "": ready to be appended to a message.
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& candidates);
 
-}  // namespace ddip::launch
+}  // namespace ddip
