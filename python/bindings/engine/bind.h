@@ -9,5 +9,6 @@ void bind_communicator(pybind11::module_& module);
 void bind_data(pybind11::module_& module);
 void bind_data_parallel(pybind11::module_& module);
 void bind_models(pybind11::module_& module);
+void bind_staleness(pybind11::module_& module);
 
 }  // namespace ddip::bindings
