@@ -6,8 +6,8 @@
 
 #include "ddip/base/error.h"
 #include "ddip/base/file.h"
-#include "ddip/checkpoint/strict_json.h"
 #include "ddip/base/nearest_name.h"
+#include "ddip/base/strict_json.h"
 #include "unet.h"
 
 namespace ddip::torch_app {
@@ -90,8 +90,8 @@ const std::vector<Setting>& table() {
 void apply_config(const std::filesystem::path& path, Settings& settings) {
   json parsed;
   try {
-    parsed = checkpoint::parse_strict_json(read_small_file(path, kLongestConfig), kDeepest);
-  } catch (const checkpoint::NotJson& error) {
+    parsed = parse_strict_json(read_small_file(path, kLongestConfig), kDeepest);
+  } catch (const NotJson& error) {
     throw ConfigError(fmt::format("{}: {}", path.string(), error.what()));
   }
   if (!parsed.is_object()) throw ConfigError(fmt::format("{}: expected a table: {{\"epochs\": 3}}", path.string()));
@@ -102,7 +102,7 @@ void apply_config(const std::filesystem::path& path, Settings& settings) {
         std::find_if(table().begin(), table().end(), [&](const Setting& one) { return one.name == key; });
     const std::string place = fmt::format("{}, {}", path.string(), launch::shown(key));
     if (found == table().end()) {
-      const std::string near = ddip::did_you_mean(key, names);
+      const std::string near = did_you_mean(key, names);
       throw ConfigError(fmt::format("{}: there is no such setting{}", place, near));
     }
     if (found->number != value.is_number())

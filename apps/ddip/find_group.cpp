@@ -58,7 +58,7 @@ client::GroupFolder find_group(const Context& context, const std::string& comman
   }
   if (auto past = read_past(context.state, name))
     throw PeerLost(fmt::format("{} {}: {}", command, name, describe(*past, name)));
-  std::string near = ddip::did_you_mean(name, names);
+  std::string near = did_you_mean(name, names);
   if (names.empty())
     throw ConfigError(
         fmt::format("{} {}: no such group, and none is running; ddip up {} starts it", command, name, name));

@@ -9,8 +9,8 @@
 #include "cell_view.h"
 #include "command.h"
 #include "ddip/base/error.h"
-#include "ddip/coordinator/journal.h"
 #include "ddip/base/nearest_name.h"
+#include "ddip/coordinator/journal.h"
 #include "find_group.h"
 #include "last_lines.h"
 #include "past.h"
@@ -204,7 +204,7 @@ int log(const Context& context, const Arguments& arguments) {
   const std::filesystem::path journal = client::newest_journal(context.state, name);
   if (journal.empty()) {
     const std::vector<std::string> known = groups_with_journal(context.state);
-    const std::string near = ddip::did_you_mean(name, known);
+    const std::string near = did_you_mean(name, known);
     const std::string listed =
         known.empty() ? "no group has one" : fmt::format("there are journals of {}", fmt::join(known, ", "));
     throw ConfigError(

@@ -37,7 +37,7 @@ std::vector<std::string> names() {
   if (std::find(later.begin(), later.end(), name) != later.end()) {
     throw ConfigError(place + "this command comes in a later release; ddip --help lists those that are there");
   }
-  const std::string near = ddip::did_you_mean(name, names());
+  const std::string near = did_you_mean(name, names());
   throw ConfigError(place + "there is no such " + (name.starts_with("-") ? "flag" : "command") +
                     (near.empty() ? "; ddip --help lists the commands" : near));
 }

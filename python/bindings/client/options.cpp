@@ -4,13 +4,13 @@
 
 #include <thread>
 
+#include "ddip/base/nearest_name.h"
 #include "ddip/launch/apps.h"
 #include "ddip/launch/cell_options.h"
 #include "ddip/launch/devices.h"
 #include "ddip/launch/group_name.h"
 #include "ddip/launch/group_options.h"
 #include "ddip/launch/local/plan.h"
-#include "ddip/base/nearest_name.h"
 #include "ddip/launch/rank_list.h"
 
 namespace ddip::bindings {
@@ -110,7 +110,7 @@ void bind_options(py::module_& module) {
              [](const std::string& script, int64_t pid) { return launch::script_group_name(script, pid); });
   module.def("app_names", &launch::app_names);
   module.def("did_you_mean", [](const std::string& name, const std::vector<std::string>& candidates) {
-    return ddip::did_you_mean(name, candidates);
+    return did_you_mean(name, candidates);
   });
 }
 

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ddip/base/error.h"
-#include "ddip/checkpoint/strict_json.h"
+#include "ddip/base/strict_json.h"
 
 namespace ddip::checkpoint {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "ddip/base/error.h"
 #include "ddip/base/file.h"
+#include "ddip/base/strict_json.h"
 #include "ddip/checkpoint/sha256.h"
-#include "ddip/checkpoint/strict_json.h"
 
 namespace ddip::checkpoint {
 namespace fs = std::filesystem;

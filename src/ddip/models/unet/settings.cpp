@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ddip/base/error.h"
-#include "ddip/checkpoint/strict_json.h"
+#include "ddip/base/strict_json.h"
 
 namespace ddip::models::unet {
 namespace {
@@ -75,13 +75,13 @@ std::string Settings::difference(const Settings& other) const {
 
 Settings Settings::from_json(const std::string& text) {
   try {
-    const nlohmann::json parsed = checkpoint::parse_strict_json(text, kDeepest);
+    const nlohmann::json parsed = parse_strict_json(text, kDeepest);
     Settings settings;
     settings.data = parsed.at("data").get<std::string>();
     each(settings, [&](const char* name, auto& value) { parsed.at(name).get_to(value); });
     check(settings);
     return settings;
-  } catch (const checkpoint::NotJson& error) {
+  } catch (const NotJson& error) {
     throw ConfigError(error.what());
   } catch (const nlohmann::json::exception& error) {
     throw ConfigError(fmt::format("these are no settings of a run: {}", error.what()));

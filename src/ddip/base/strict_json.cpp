@@ -1,10 +1,10 @@
-#include "ddip/checkpoint/strict_json.h"
+#include "ddip/base/strict_json.h"
 
 #include <fmt/format.h>
 
 #include <set>
 
-namespace ddip::checkpoint {
+namespace ddip {
 
 using nlohmann::json;
 
@@ -27,4 +27,4 @@ json parse_strict_json(std::string_view text, int deepest) {
   }
 }
 
-}  // namespace ddip::checkpoint
+}  // namespace ddip

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string_view>
 
-namespace ddip::checkpoint {
+namespace ddip {
 
 struct NotJson : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -15,4 +15,4 @@ struct NotJson : std::runtime_error {
 // Throws NotJson: what is wrong, as the end of a sentence.
 nlohmann::json parse_strict_json(std::string_view text, int deepest);
 
-}  // namespace ddip::checkpoint
+}  // namespace ddip
