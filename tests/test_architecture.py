@@ -24,7 +24,8 @@ ARROWS: dict[str, set[str]] = {
     "tensors": {"comm"},
     "data_parallel": {"tensors"},
     "staleness": {"tensors"},
-    "pipeline": {"tensors", "staleness"},
+    "schedule": {"base"},
+    "pipeline": {"staleness", "schedule"},
     "checkpoint": {"base"},
     "data": {"base"},
     "parquet_events": {"data"},
@@ -49,6 +50,7 @@ WITHOUT_TORCH = {
     "data",
     "parquet_events",
     "checkpoint",
+    "schedule",
 }
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
