@@ -52,7 +52,9 @@ PYBIND11_MODULE(_engine, module) {
   bind_data(module);
   bind_data_parallel(module);
   bind_models(module);
+  bind_schedule(module);
   bind_staleness(module);
+  bind_pipeline(module);
 }
 
 }  // namespace ddip::bindings
