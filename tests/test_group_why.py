@@ -236,9 +236,3 @@ def test_a_crash_leaves_its_stack(start: Any) -> None:
         group.run("import ctypes\ndef crash():\n    ctypes.string_at(0)\ncrash()", ranks=[1])
     text = error.value.lost[1]
     assert "SIGSEGV" in text and "line 3 in crash" in text, text
-
-
-@pytest.mark.parametrize("name", ["Pipeline"])
-def test_what_comes_later_is_an_absent_name_with_a_clear_error(name: str) -> None:
-    with pytest.raises(AttributeError, match="later release"):
-        getattr(ddip, name)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ddip.data_parallel import DataParallel
     from ddip.errors import ConfigError, PeerLost, ProtocolError, RankError, TimedOut
     from ddip.group import Group, attach, groups
+    from ddip.pipeline import Pipeline
     from ddip.replicas import (
         broadcast_object,
         broadcast_optimizer_state,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Cell", "ConfigError", "DataParallel", "Group", "PeerLost", "ProtocolError", "RankError", "Result", "SyncBatchNorm", "TimedOut",
+    "Cell", "ConfigError", "DataParallel", "Group", "PeerLost", "Pipeline", "ProtocolError", "RankError", "Result", "SyncBatchNorm", "TimedOut",
     "attach", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "comm", "device", "gather_metrics",
     "gather_objects", "groups", "rank", "rebuild", "wait_for_debugger", "world_size",
 ]  # fmt: skip
@@ -39,6 +40,7 @@ _HOME = {
     "Cell": "ddip.cell",
     "Result": "ddip.cell",
     "DataParallel": "ddip.data_parallel",
+    "Pipeline": "ddip.pipeline",
     "SyncBatchNorm": "ddip.sync_batch_norm",
     "broadcast_object": "ddip.replicas",
     "broadcast_optimizer_state": "ddip.replicas",
@@ -55,7 +57,6 @@ _HOME = {
     "attach": "ddip.group",
     "groups": "ddip.group",
 }
-_LATER = ("Pipeline",)
 
 
 def _register_backend() -> None:
@@ -72,8 +73,6 @@ def __getattr__(name: str) -> Any:
         import importlib
 
         return getattr(importlib.import_module(_HOME[name]), name)
-    if name in _LATER:
-        raise AttributeError(f"ddip.{name} comes with a later release; torch.distributed works in cells today")
     raise AttributeError(f"module 'ddip' has no attribute '{name}'")
 
 

@@ -180,6 +180,7 @@ void bind_schedule(py::module_& module) {
   bind_answers(module);
   bind_plan(module);
   module.def("schedule_names", &schedule::schedule_names);
+  module.def("is_synchronous", &schedule::is_synchronous, py::arg("schedule"));
   module.def("make_plan", &make_plan, py::arg("schedule"), py::arg("stages"), py::arg("micro_batches"),
              py::arg("batches") = 1, py::arg("accumulate") = 1, py::kw_only(),
              py::arg("rank_of_stage") = std::vector<int>{}, py::arg("edges") = Edges{},

@@ -1,0 +1,139 @@
+#include <torch/csrc/utils/pybind.h>
+
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+
+#include "bind.h"
+#include "ddip/pipeline/evaluation.h"
+#include "ddip/pipeline/executor.h"
+#include "value_caster.h"
+
+namespace ddip::bindings {
+namespace {
+
+namespace py = pybind11;
+using namespace pipeline;  // NOLINT(google-build-using-namespace): this file binds its names and no others
+using Released = py::call_guard<py::gil_scoped_release>;
+
+// Ctrl-C reaches a rank as a pending Python signal.
+void look_for_signals() {
+  py::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+std::vector<schedule::Edge> ends_of(const std::vector<std::pair<int, int>>& edges) {
+  std::vector<schedule::Edge> ends;
+  for (auto [from, to] : edges) ends.push_back({from, to});
+  return ends;
+}
+
+void bind_weights(py::module_& module) {
+  py::class_<Weights, std::shared_ptr<Weights>>(module, "Weights")
+      .def(py::init<const std::vector<at::Tensor>&, const std::vector<std::string>&, bool>(), py::arg("parameters"),
+           py::arg("names"), py::arg("apart"))
+      .def_property_readonly("masters", &Weights::masters)
+      .def_property_readonly("truth", &Weights::truth)
+      .def_property_readonly("gradient", &Weights::gradient)
+      .def_property_readonly("apart", &Weights::apart)
+      .def_property_readonly("bytes", &Weights::bytes)
+      .def("slices", &Weights::slices, py::arg("flat"));
+
+  py::class_<Versions, std::shared_ptr<Versions>>(module, "Versions")
+      .def(py::init([](std::shared_ptr<Weights> weights, std::shared_ptr<staleness::Policy> policy,
+                       std::function<staleness::Optimizer()> optimizer,
+                       std::function<std::vector<std::vector<double>>(int)> rates,
+                       std::function<void(const std::vector<double>&)> step, int stage, int stages) {
+             return std::make_shared<Versions>(
+                 std::move(weights), std::move(policy),
+                 Versions::Asks{std::move(optimizer), std::move(rates), std::move(step)}, stage, stages);
+           }),
+           py::arg("weights"), py::arg("policy"), py::arg("optimizer"), py::arg("rates"), py::arg("step"),
+           py::arg("stage"), py::arg("stages"))
+      .def_property_readonly("version", &Versions::version)
+      .def_property_readonly("kept", &Versions::kept)
+      .def("settle", &Versions::settle, Released());
+}
+
+void bind_records(py::module_& module) {
+  py::class_<Used>(module, "Used")
+      .def_readonly("version", &Used::version)
+      .def_readonly("staleness", &Used::staleness)
+      .def_readonly("predicted", &Used::predicted)
+      .def_readonly("rates", &Used::rates)
+      .def_readonly("pending", &Used::pending);
+  py::class_<Versions::Stepped>(module, "Stepped")
+      .def_readonly("micro_batches", &Versions::Stepped::micro_batches)
+      .def_readonly("count", &Versions::Stepped::count)
+      .def_readonly("norm", &Versions::Stepped::norm)
+      .def_readonly("rates", &Versions::Stepped::rates);
+  py::class_<Done>(module, "Done")
+      .def_readonly("action", &Done::action)
+      .def_readonly("begin", &Done::begin)
+      .def_readonly("end", &Done::end)
+      .def_readonly("count", &Done::count)
+      .def_readonly("used", &Done::used)
+      .def_readonly("stepped", &Done::stepped);
+  py::class_<Record>(module, "Record")
+      .def_readonly("actions", &Record::actions)
+      .def_readonly("losses", &Record::losses)
+      .def_readonly("loss_counts", &Record::loss_counts)
+      .def_readonly("bytes_sent", &Record::bytes_sent);
+}
+
+void bind_stage(py::module_& module) {
+  py::class_<Sample>(module, "Sample")
+      .def(py::init([](Value value, int64_t count) { return Sample{std::move(value), count}; }), py::arg("value"),
+           py::arg("count"));
+  py::class_<Loss>(module, "Loss")
+      .def(py::init([](at::Tensor sum, double count) { return Loss{std::move(sum), count}; }), py::arg("sum"),
+           py::arg("count"));
+  py::class_<Stage>(module, "Stage")
+      .def(py::init<>())
+      .def_readwrite("index", &Stage::index)
+      .def_readwrite("name", &Stage::name)
+      .def_readwrite("incoming", &Stage::incoming)
+      .def_readwrite("outgoing", &Stage::outgoing)
+      .def_readwrite("forward", &Stage::forward)
+      .def_readwrite("input", &Stage::input)
+      .def_readwrite("loss", &Stage::loss)
+      .def_readwrite("auxiliary_losses", &Stage::auxiliary_losses)
+      .def_readwrite("buffers", &Stage::buffers)
+      .def_readwrite("versions", &Stage::versions)
+      .def_readwrite("recompute", &Stage::recompute)
+      .def_readwrite("clip", &Stage::clip)
+      .def_property(
+          "device", [](const Stage& self) { return self.device; },
+          [](Stage& self, at::Device device) { self.device = device; });
+}
+
+}  // namespace
+
+void bind_pipeline(py::module_& module) {
+  bind_weights(module);
+  bind_records(module);
+  bind_stage(module);
+  module.def(
+      "forwards_only",
+      [](const std::vector<std::pair<int, int>>& edges, const std::vector<int>& rank_of_stage, int rank,
+         int64_t micro_batches) { return forwards_only(ends_of(edges), rank_of_stage, rank, micro_batches); },
+      py::arg("edges"), py::arg("rank_of_stage"), py::arg("rank"), py::arg("micro_batches"));
+  py::class_<Executor>(module, "Executor")
+      .def(py::init([](std::shared_ptr<tensors::Communicator> ranks, std::vector<Stage> stages,
+                       const std::vector<std::pair<int, int>>& edges, std::vector<int> rank_of_stage,
+                       std::vector<int> frames) {
+             return std::make_unique<Executor>(std::move(ranks), std::move(stages), ends_of(edges),
+                                               std::move(rank_of_stage), std::move(frames), look_for_signals);
+           }),
+           py::arg("ranks"), py::arg("stages"), py::arg("edges"), py::arg("rank_of_stage"), py::arg("frames"))
+      .def(
+          "run",
+          [](Executor& self, const std::vector<schedule::Action>& actions, bool training, uint64_t seed,
+             int64_t first_micro_batch, int step_size) {
+            py::gil_scoped_release release;
+            return self.run(actions, {training, seed, first_micro_batch, step_size});
+          },
+          py::arg("actions"), py::kw_only(), py::arg("training") = true, py::arg("seed") = 0,
+          py::arg("first_micro_batch") = 0, py::arg("step_size") = 0);
+}
+
+}  // namespace ddip::bindings

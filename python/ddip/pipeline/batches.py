@@ -1,0 +1,93 @@
+"""A rank's reader of batches: gives the micro-batches that its stages ask for, and keeps a batch as long as one will."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ddip.errors import ConfigError
+
+
+class Batches:
+    """`batches`: pairs (x, y) of tensors, or of lists, tuples and dictionaries of them, with the samples in the first dimension.
+    Each is cut into `micro_batches`; a last one that is too small gives empty ones."""
+
+    def __init__(self, batches: Iterable[Any], micro_batches: int) -> None:
+        self.micro_batches = micro_batches
+        self.batches: Any = batches if hasattr(batches, "__len__") else list(batches)
+        self._iterator: Iterator[Any] = iter(())
+        self._open: dict[int, list[tuple[Any, Any, int]]] = {}
+        self._readers: list[int] = []
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def start(self) -> None:
+        self._iterator = iter(self.batches)
+        self._open.clear()
+        self._readers.clear()
+        self._next = 0
+
+    def reader(self) -> Callable[[int], tuple[Any, Any, int]]:
+        """A function from a micro-batch's number to (x, y, samples); the numbers must not go back."""
+        index = len(self._readers)
+        self._readers.append(0)
+
+        def read(micro_batch: int) -> tuple[Any, Any, int]:
+            batch, part = divmod(micro_batch, self.micro_batches)
+            self._readers[index] = batch
+            while self._next <= batch:
+                self._open[self._next] = self._cut(self._next)
+                self._next += 1
+            for old in [number for number in self._open if number < min(self._readers)]:
+                del self._open[old]
+            return self._open[batch][part]
+
+        return read
+
+    def _cut(self, number: int) -> list[tuple[Any, Any, int]]:
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            raise ConfigError(f"the batches ended after {number}, though there were said to be {len(self)}") from None
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            raise ConfigError(f"batch {number} is a {type(batch).__name__}; expected a pair (x, y)")
+        x, y = batch
+        samples = samples_of(x)
+        if samples < self.micro_batches and number == 0 and len(self) > 1:
+            raise ConfigError(f"a batch of {samples} samples cannot be cut into {self.micro_batches} micro-batches")
+        if samples_of(y) not in (samples, 0):
+            raise ConfigError(f"batch {number} has {samples} inputs and {samples_of(y)} targets")
+        sizes = [
+            samples // self.micro_batches + (part < samples % self.micro_batches) for part in range(self.micro_batches)
+        ]
+        parts = []
+        begin = 0
+        for size in sizes:
+            parts.append((part_of(x, begin, size), part_of(y, begin, size), size))
+            begin += size
+        return parts
+
+
+def samples_of(value: Any) -> int:
+    """Of the first tensor in it; 0 if there is none."""
+    if isinstance(value, torch.Tensor):
+        return value.shape[0] if value.dim() else 1
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return next((count for count in map(samples_of, value) if count), 0)
+    return 0
+
+
+def part_of(value: Any, begin: int, size: int) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.narrow(0, begin, size) if value.dim() else value
+    if isinstance(value, dict):
+        return {key: part_of(item, begin, size) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(part_of(item, begin, size) for item in value)
+    return value

@@ -1,0 +1,293 @@
+"""`ddip.Pipeline`: a model cut into stages, one for each rank, trained by a schedule with a staleness policy."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ddip.communicators import comm, engine
+from ddip.errors import ConfigError
+from ddip.pipeline.batches import Batches
+from ddip.pipeline.report import Report, rows_of, times_of
+from ddip.pipeline.stepping import MakeOptimizer, MakeScheduler, Stepping, rule_of
+from ddip.replicas import gather_objects
+
+Loss = Callable[[Any, Any], Any]
+
+_auxiliary: list[torch.Tensor] = []
+
+
+def auxiliary_loss(loss: torch.Tensor) -> None:
+    """Called in a stage's forward: this loss, a mean over the samples, is added to the one at the end of the pipeline."""
+    _auxiliary.append(loss)
+
+
+class Pipeline:
+    """Every rank of the group makes it with the same arguments and the same initial weights.
+
+    model      a list of stages (modules; each takes what the one before returned), or an nn.Sequential, which is cut
+    schedule   seq, gpipe, 1f1b, interleaved, zb1, zbv, async_1f1b, virtual_async, 2bw, paci
+    staleness  auto, or a policy: none, stash, msnag, … ("msnag+stash"); docs/staleness.md
+    optimizer  a function from a list of parameters to an optimizer, called once for each stage
+    loss       a function of (output, target) that gives the mean over the samples, or (sum, count)
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | Sequence[torch.nn.Module],
+        stages: int | None = None,
+        *,
+        loss: Loss,
+        optimizer: MakeOptimizer,
+        schedule: str = "async_1f1b",
+        staleness: str = "auto",
+        micro_batches: int = 8,
+        accumulate: int = 1,
+        window: str | Sequence[int] | None = None,
+        scheduler: MakeScheduler | None = None,
+        clip: float | None = None,
+        precision: str = "fp32",
+        recompute: bool | None = None,
+        max_staleness: int | None = None,
+        warmup: int = 0,
+        flush_every: int = 0,
+        switch_at: int | None = None,
+        seed: int = 0,
+        placement: Sequence[int] | None = None,
+    ) -> None:
+        self.ranks = comm()
+        self.modules = stages_of(model, stages if stages is not None else self.ranks.world_size)
+        self.placement = list(placement) if placement else [i % self.ranks.world_size for i in range(len(self.modules))]
+        self.edges = [(i, i + 1) for i in range(len(self.modules) - 1)]
+        if set(self.placement) != set(range(self.ranks.world_size)) or len(self.placement) != len(self.modules):
+            raise ConfigError(
+                f"{len(self.modules)} stages on ranks {self.placement} leave some of the group's {self.ranks.world_size} ranks without a stage"
+            )
+        if precision not in ("fp32", "bf16"):
+            raise ConfigError(f"precision={precision!r}: expected fp32 or bf16")
+        if micro_batches < 1 or accumulate < 1:
+            raise ConfigError(f"micro_batches={micro_batches}, accumulate={accumulate}: expected numbers from 1 on")
+        self.loss, self.precision, self.seed = loss, precision, seed
+        self.request: dict[str, Any] = {
+            "schedule": schedule, "stages": len(self.modules), "rank_of_stage": self.placement, "edges": self.edges,
+            "micro_batches": micro_batches, "accumulate": accumulate, "warmup": warmup, "flush_every": flush_every,
+            "window": [] if window is None or isinstance(window, str) else list(window),
+        }  # fmt: skip
+        if max_staleness is not None:
+            self.request["max_staleness"] = max_staleness
+        if switch_at is not None:
+            self.request["switch_at"] = switch_at
+        self.micro_batches, self.accumulate = micro_batches, accumulate
+        native = engine()
+        self.asynchronous = not native.is_synchronous(schedule)
+        self.plan = self.plan_of(8)
+        self.policy_name = self._policy_name(staleness, optimizer)
+        self._done = 0  # micro-batches of earlier runs
+        self._roles: dict[int, dict[str, Callable[[int], Any]]] = {}
+        self.steppings: dict[int, Stepping] = {}
+        self.versions: dict[int, Any] = {}
+        self._stages = [
+            self._make_stage(index, optimizer, scheduler, clip, recompute)
+            for index, rank in enumerate(self.placement)
+            if rank == self.ranks.rank
+        ]
+        self._executor = native.Executor(
+            self.ranks, self._stages, self.edges, self.placement, [max(2, frames) for frames in self.plan.capacity]
+        )
+
+    # --- what is run
+
+    def plan_of(self, batches: int) -> Any:
+        """The plan for so many batches; it is checked before anything runs."""
+        plan = engine().make_plan(batches=batches, **self.request)
+        verdict = plan.check()
+        if not verdict.ok:
+            raise ConfigError(f"the plan is refused: {verdict.error}")
+        return plan
+
+    def run(self, batches: Iterable[Any]) -> Report:
+        """Trains on them. Every rank gives its own iterable of pairs (x, y), equally seeded and equally long: the first
+        stage reads x, the last one y."""
+        return self._run(batches, training=True)
+
+    def evaluate(self, batches: Iterable[Any]) -> Report:
+        """The losses of the newest weights, without training."""
+        return self._run(batches, training=False)
+
+    def _run(self, batches: Iterable[Any], training: bool) -> Report:
+        source = Batches(batches, self.micro_batches)
+        said = [len(source), self.fingerprint(), training]
+        for rank, theirs in enumerate(gather_objects(said, self.ranks)):
+            if theirs != said:
+                what = f"{theirs[0]} batches here {said[0]}" if theirs[0] != said[0] else "another pipeline"
+                raise ConfigError(f"rank {rank} runs {what}: every rank must run the same pipeline on as many batches")
+        source.start()
+        self._read_from(source)
+        for index in self._roles:
+            self.modules[index].train(training)
+        if len(source) == 0:
+            return Report([], [], 0.0, [])
+        if training:
+            self.plan = self.plan_of(len(source))
+            actions = self.plan.ranks[self.ranks.rank]
+        else:
+            actions = engine().forwards_only(
+                self.edges, self.placement, self.ranks.rank, len(source) * self.micro_batches
+            )
+        record = self._executor.run(
+            actions, training=training, seed=self.seed, first_micro_batch=self._done if training else 0,
+            step_size=self.accumulate if self.asynchronous else 0,
+        )  # fmt: skip
+        if training:
+            self._done += len(source) * self.micro_batches
+        return self._report(record, len(source))
+
+    def _read_from(self, source: Batches) -> None:
+        for index, roles in self._roles.items():
+            if index == 0:
+                roles["input"] = source.reader()
+            if index == len(self.modules) - 1:
+                roles["target"] = source.reader()
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(
+            repr((sorted(self.request.items()), self.policy_name, self.seed, self.precision)).encode()
+        ).hexdigest()
+
+    def _report(self, record: Any, batches: int) -> Report:
+        times = [times_of(record, stage.index, self.ranks.rank, self._kept(stage.index)) for stage in self._stages]
+        losses = [(k, float(loss), count) for (k, loss), count in zip(record.losses, record.loss_counts, strict=True)]
+        everything = gather_objects((times, losses, rows_of(record, self.ranks.rank)), self.ranks)
+        sums, counts = [0.0] * batches, [0.0] * batches
+        for _, found, _ in everything:
+            for micro_batch, loss, count in found:
+                sums[micro_batch // self.micro_batches] += loss
+                counts[micro_batch // self.micro_batches] += count
+        stages = sorted((one for times, _, _ in everything for one in times), key=lambda one: one.stage)
+        trace = [row for _, _, rows in everything for row in rows]
+        return Report(
+            [total / count if count else 0.0 for total, count in zip(sums, counts, strict=True)],
+            stages, max((row["end"] for row in trace), default=0.0), trace,
+        )  # fmt: skip
+
+    def _kept(self, index: int) -> int:
+        return self.versions[index].kept if index in self.versions else 0
+
+    # --- the weights
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The newest true weights and buffers of the whole model, on every rank, under the names of the stages' list: "0.weight", …"""
+        mine: dict[str, torch.Tensor] = {}
+        for stage in self._stages:
+            if stage.versions is not None:
+                stage.versions.settle()
+            for name, tensor in self.modules[stage.index].state_dict().items():
+                mine[f"{stage.index}.{name}"] = tensor.detach().cpu().clone()
+        whole: dict[str, torch.Tensor] = {}
+        for part in gather_objects(mine, self.ranks):
+            whole.update(part)
+        return whole
+
+    # --- making
+
+    def _policy_name(self, staleness: str, optimizer: MakeOptimizer) -> str:
+        rule = rule_of(optimizer([torch.nn.Parameter(torch.zeros(1))]))
+        if staleness == "auto":
+            stale = any(action.staleness for actions in self.plan.ranks for action in actions)
+            if not stale:
+                return "none"
+            return str(engine().auto_policy(engine().rule_of(rule))) if rule else "stash"
+        return staleness
+
+    def _make_stage(
+        self,
+        index: int,
+        optimizer: MakeOptimizer,
+        scheduler: MakeScheduler | None,
+        clip: float | None,
+        recompute: bool | None,
+    ) -> Any:
+        native = engine()
+        module = self.modules[index]
+        last = index == len(self.modules) - 1
+        roles: dict[str, Callable[[int], Any]] = {}
+        self._roles[index] = roles
+        stage = native.Stage()
+        stage.index = index
+        stage.name = f"stage {index} ({type(module).__name__})"
+        stage.incoming = [number for number, (_, to) in enumerate(self.edges) if to == index]
+        stage.outgoing = [number for number, (start, _) in enumerate(self.edges) if start == index]
+        trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+        if trained:
+            policy = native.make_policy(self.policy_name)
+            stale = any(action.staleness for actions in self.plan.ranks for action in actions if action.stage == index)
+            apart = stale or "spectrain" in self.policy_name
+            weights = native.Weights(list(trained.values()), list(trained), apart)
+            stepping = Stepping(weights, optimizer, scheduler)
+            self.steppings[index] = stepping
+            stage.versions = native.Versions(
+                weights, policy, stepping.state, stepping.rates, stepping.step, index, len(self.modules)
+            )
+            self.versions[index] = stage.versions
+            stage.device = next(iter(trained.values())).device
+        stage.recompute = bool(recompute) and not last
+        stage.clip = clip or 0.0
+
+        def forward(inputs: list[Any]) -> list[Any]:
+            _auxiliary.clear()
+            with self._autocast(stage.device):
+                output = module(inputs[0])
+            return [output]
+
+        def losses() -> list[torch.Tensor]:
+            found = list(_auxiliary)
+            _auxiliary.clear()
+            return found
+
+        def loss(outputs: list[Any], micro_batch: int, samples: int) -> Any:
+            _, target, _ = roles["target"](micro_batch)
+            with self._autocast(stage.device):
+                found = self.loss(outputs[0], to_device(target, stage.device))
+            if isinstance(found, tuple):
+                return native.Loss(found[0], float(found[1]))
+            return native.Loss(found * samples, float(samples))
+
+        stage.forward = forward
+        stage.auxiliary_losses = losses
+        stage.buffers = lambda: list(module.buffers())
+        if index == 0:
+            stage.input = lambda micro_batch: sample_of(roles["input"](micro_batch))
+        elif last:
+            stage.input = lambda micro_batch: sample_of(roles["target"](micro_batch))
+        if last:
+            stage.loss = loss
+        return stage
+
+    def _autocast(self, device: torch.device) -> Any:
+        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
+
+
+def sample_of(found: tuple[Any, Any, int]) -> Any:
+    x, _, count = found
+    return engine().Sample(x, count)
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
+def stages_of(model: torch.nn.Module | Sequence[torch.nn.Module], stages: int) -> list[torch.nn.Module]:
+    if not isinstance(model, torch.nn.Module):
+        return list(model)
+    if not isinstance(model, torch.nn.Sequential):
+        raise ConfigError(
+            f"a {type(model).__name__} cannot be cut by itself; expected a list of stages or an nn.Sequential"
+        )
+    layers = list(model)
+    if stages > len(layers):
+        raise ConfigError(f"{stages} stages of a model with {len(layers)} layers: expected at most {len(layers)}")
+    cuts = [round(i * len(layers) / stages) for i in range(stages + 1)]
+    return [torch.nn.Sequential(*layers[begin:end]) for begin, end in zip(cuts, cuts[1:], strict=False)]

@@ -1,0 +1,190 @@
+"""A stage's optimizer and rates, as the staleness policies see them: torch's own optimizer steps the stage's true weights,
+and its momenta are moved into flat memory, so that a prediction is one pass over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ddip.communicators import engine
+from ddip.errors import ConfigError
+
+RULES: dict[type, str] = {
+    torch.optim.SGD: "sgd",
+    torch.optim.Adam: "adam",
+    torch.optim.AdamW: "adamw",
+    torch.optim.NAdam: "nadam",
+}
+# A rule's state that policies read: the first moment, the second.
+MOMENTS = {
+    "sgd": ("momentum_buffer", ""),
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "nadam": ("exp_avg", "exp_avg_sq"),
+}
+
+MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+MakeScheduler = Callable[[torch.optim.Optimizer], Any]
+
+
+def rule_of(optimizer: torch.optim.Optimizer) -> str | None:
+    return next((name for kind, name in RULES.items() if type(optimizer) is kind), None)
+
+
+class Stepping:
+    """One stage's. `weights`: its flat memory."""
+
+    def __init__(self, weights: Any, make_optimizer: MakeOptimizer, make_scheduler: MakeScheduler | None) -> None:
+        self.weights = weights
+        self.masters = [torch.nn.Parameter(master.detach()) for master in weights.masters]
+        for master, given in zip(self.masters, weights.masters, strict=True):
+            master.grad = given.grad
+        self.optimizer = make_optimizer(self.masters) if self.masters else None
+        self.rule = rule_of(self.optimizer) if self.optimizer else "sgd"
+        if self.optimizer:
+            self._refuse_other_parameters()
+        self.scheduler = make_scheduler(self.optimizer) if make_scheduler and self.optimizer else None
+        self.future = Future(self.optimizer, make_scheduler) if self.scheduler else None
+        self.velocity: torch.Tensor | None = None
+        self.second: torch.Tensor | None = None
+        self.steps = 0
+        self._runs = self._find_runs()
+
+    def _refuse_other_parameters(self) -> None:
+        assert self.optimizer
+        ours = {id(master) for master in self.masters}
+        for group in self.optimizer.param_groups:
+            if any(id(parameter) not in ours for parameter in group["params"]):
+                raise ConfigError(
+                    "optimizer= was given a stage's parameters and took others; use those it is called with"
+                )
+            if group.get("amsgrad"):
+                raise ConfigError("amsgrad=True is not supported in a pipeline: its maximum cannot be predicted")
+
+    def _find_runs(self) -> list[tuple[int, int, int]]:
+        """(group, begin, end): slices of the flat memory, each within one parameter group."""
+        home = {id(p): index for index, group in enumerate(self.groups) for p in group["params"]}
+        runs: list[tuple[int, int, int]] = []
+        begin = 0
+        for master in self.masters:
+            end = begin + master.numel()
+            group = home.get(id(master))
+            if group is not None:
+                if runs and runs[-1][0] == group and runs[-1][2] == begin:
+                    runs[-1] = (group, runs[-1][1], end)
+                else:
+                    runs.append((group, begin, end))
+            begin = end
+        return runs
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups if self.optimizer else []
+
+    def state(self) -> Any:
+        """What the policies ask: `_engine.StageOptimizer`."""
+        native = engine()
+        groups = []
+        for group, begin, end in self._runs:
+            options = self.groups[group]
+            beta1, beta2 = options.get("betas", (0.9, 0.999))
+            groups.append(
+                native.StageGroup(
+                    begin=begin, end=end, rate=float(options["lr"]), momentum=options.get("momentum", 0.0),
+                    dampening=options.get("dampening", 0.0), weight_decay=options.get("weight_decay", 0.0),
+                    nesterov=options.get("nesterov", False), maximize=options.get("maximize", False),
+                    beta1=beta1, beta2=beta2, eps=options.get("eps", 1e-8),
+                    momentum_decay=options.get("momentum_decay", 4e-3),
+                    decoupled_weight_decay=options.get("decoupled_weight_decay", False),
+                )
+            )  # fmt: skip
+        mu = 1.0
+        if self.rule == "nadam" and self.steps:
+            mu = float(self.optimizer.state[self.masters[0]]["mu_product"])  # type: ignore[union-attr]
+        return native.StageOptimizer(
+            rule=native.rule_of(self.rule) if self.rule else native.Rule.other, groups=groups, steps=self.steps, mu_product=mu, weights=self.weights.truth,
+            velocity=self.velocity, second=self.second,
+        )  # fmt: skip
+
+    def rates(self, steps: int) -> list[list[float]]:
+        """Of each slice: the rates of the next steps."""
+        ahead = self.future.rates(self.steps, steps, self.groups) if self.future else None
+        return [ahead[group] if ahead else [float(self.groups[group]["lr"])] * steps for group, _, _ in self._runs]
+
+    def step(self, rates: list[float]) -> None:
+        assert self.optimizer
+        kept = [group["lr"] for group in self.groups]
+        for (group, _, _), rate in zip(self._runs, rates, strict=True):
+            self.groups[group]["lr"] = rate
+        try:
+            self.optimizer.step()
+        finally:
+            for options, rate in zip(self.groups, kept, strict=True):
+                options["lr"] = rate
+        self.steps += 1
+        self._gather_moments()
+        if self.scheduler:
+            self.scheduler.step()
+
+    def _gather_moments(self) -> None:
+        """After the first step, which makes them: into flat memory, where the optimizer goes on changing them."""
+        if self.rule is None or self.velocity is not None:
+            return
+        assert self.optimizer
+        first, second = MOMENTS[self.rule]
+        self.velocity = self._gather(first)
+        self.second = self._gather(second) if second else None
+
+    def _gather(self, name: str) -> torch.Tensor | None:
+        assert self.optimizer
+        parts = [self.optimizer.state[master].get(name) for master in self.masters]
+        if all(part is None for part in parts):
+            return None
+        flat = torch.zeros_like(self.weights.truth)
+        for master, part, place in zip(self.masters, parts, self.weights.slices(flat), strict=True):
+            if part is not None:
+                place.copy_(part)
+                self.optimizer.state[master][name] = place
+        return flat
+
+
+class Future:
+    """What a scheduler will make of the rates: another one of its kind runs ahead on an optimizer without weights."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer | None, make_scheduler: MakeScheduler | None) -> None:
+        assert optimizer and make_scheduler
+        groups = [
+            {
+                **{key: value for key, value in group.items() if key != "params"},
+                "params": [torch.nn.Parameter(torch.zeros(1))],
+            }
+            for group in optimizer.param_groups
+        ]
+        for group in groups:
+            group["lr"] = group.pop("initial_lr", group["lr"])
+        self._optimizer = torch.optim.SGD(groups, lr=0.1)
+        self._scheduler = make_scheduler(self._optimizer)
+        if isinstance(self._scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise ConfigError(
+                "scheduler=: ReduceLROnPlateau looks at results that are not there yet; expected one of steps"
+            )
+        self._known = [self._now()]
+
+    def _now(self) -> list[float]:
+        return [float(group["lr"]) for group in self._optimizer.param_groups]
+
+    def rates(self, step: int, count: int, groups: Iterable[dict[str, Any]]) -> list[list[float]]:
+        """By group: those of `count` steps from `step` on. A rate that somebody has changed by hand changes the later ones alike."""
+        while len(self._known) < step + count:
+            self._optimizer.step()
+            self._scheduler.step()
+            self._known.append(self._now())
+        found = []
+        for index, group in enumerate(groups):
+            planned = [self._known[number][index] for number in range(step, step + count)]
+            actual = float(group["lr"])
+            factor = 1.0 if planned[0] == actual or planned[0] == 0 else actual / planned[0]
+            found.append([rate * factor if factor != 1.0 else rate for rate in planned])
+        return found

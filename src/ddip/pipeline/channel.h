@@ -1,0 +1,109 @@
+// One direction of one edge between two ranks: messages arrive in the order in which they were sent. Memory is bounded:
+// as many frames as were asked for are posted ahead or on their way, and each is used again.
+//
+// A frame has a fixed size, that of the channel's first message, so that a receive can be posted before its message is
+// sent. A smaller message leaves the rest of its frame unused; the body of a larger one travels by itself.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+
+#include "ddip/pipeline/completion.h"
+#include "ddip/pipeline/frame.h"
+
+namespace ddip::pipeline {
+
+// Frames of one size that are used again when nobody looks at them any more.
+class FramePool {
+ public:
+  // Null until the size is known.
+  std::shared_ptr<std::byte> take(size_t bytes);
+
+ private:
+  struct Free;
+  std::shared_ptr<Free> free_;
+};
+
+// Where a channel's messages are told apart from others'.
+struct Address {
+  int peer = 0;
+  int tag = 0;  // and the next two
+};
+constexpr int kTagsOfAChannel = 3;
+
+class Sender {
+ public:
+  // At most `frames` messages are under way.
+  Sender(std::shared_ptr<tensors::Communicator> ranks, Address address, int frames);
+
+  // Waits only if all frames are under way.
+  void send(const Message& message, const Poll& poll);
+  // Until everything sent has left.
+  void flush(const Poll& poll);
+
+  int64_t sent() const { return sent_; }
+  uint64_t bytes() const { return bytes_; }
+  size_t under_way() const { return under_way_.size(); }
+  // After a failure: as many frames as the other end has posted receives for.
+  void level(int64_t posted, const Poll& poll);
+
+ private:
+  struct UnderWay {
+    Completion completion;
+    std::shared_ptr<std::byte> memory;
+  };
+  void retire(size_t left, const Poll& poll);
+  void start(std::shared_ptr<std::byte> memory, size_t bytes, int tag);
+
+  const std::shared_ptr<tensors::Communicator> ranks_;
+  const Address address_;
+  const size_t frames_;
+  Completions completions_;
+  FramePool pool_;
+  std::optional<size_t> capacity_;
+  std::deque<UnderWay> under_way_;
+  int64_t sent_ = 0;
+  uint64_t bytes_ = 0;
+};
+
+class Receiver {
+ public:
+  Receiver(std::shared_ptr<tensors::Communicator> ranks, Address address, int frames);
+
+  // So many messages will come before the next call: receives for them are posted as far as there are frames.
+  void expect(int64_t messages) { expected_ += messages; }
+  // Throws RemoteFailure if the sender has failed.
+  Message receive(const Poll& poll);
+
+  int64_t posted() const { return posted_; }
+  // After a failure: takes everything that was sent.
+  void level(int64_t sent, const Poll& poll);
+
+ private:
+  struct Posted {
+    Completion completion;
+    std::shared_ptr<std::byte> memory;
+  };
+  void learn_capacity(const Poll& poll);
+  void post();
+  Posted start(size_t bytes, int tag);
+
+  const std::shared_ptr<tensors::Communicator> ranks_;
+  const Address address_;
+  const size_t frames_;
+  Completions completions_;
+  FramePool pool_;
+  std::optional<Posted> greeting_;  // the first message, which says how large a frame is
+  std::optional<size_t> capacity_;
+  std::deque<Posted> waiting_;
+  int64_t expected_ = 0;
+  int64_t posted_ = 0;
+};
+
+// Another rank has failed; what it said.
+struct RemoteFailure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace ddip::pipeline

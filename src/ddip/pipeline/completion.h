@@ -1,0 +1,43 @@
+// Waits for messages under way without losing sight of an interrupt. Every backend's handles can be waited for; few can
+// be waited for and still be interrupted, so a waiting thread of ours is told by them instead.
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+
+#include "ddip/tensors/communicator.h"
+
+namespace ddip::pipeline {
+
+// Asked now and then while somebody waits; throws to end the wait (Ctrl-C).
+using Poll = std::function<void()>;
+
+class Completion {
+ public:
+  bool is_done() const;
+  // Throws what the message ended with, or what `poll` threw; then it may be waited for again.
+  void wait(const Poll& poll) const;
+
+ private:
+  friend class Completions;
+  struct State;
+  explicit Completion(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+  std::shared_ptr<State> state_;
+};
+
+// Of one channel.
+class Completions {
+ public:
+  explicit Completions(const tensors::Communicator& ranks);
+  Completion watch(const tensors::Communicator::Work& work);
+
+ private:
+  const bool futures_;                            // the backend calls us when a message is through
+  std::unique_ptr<tensors::WorkerThread> waiter_;  // otherwise: waits for one after the other
+};
+
+}  // namespace ddip::pipeline

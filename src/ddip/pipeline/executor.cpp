@@ -1,0 +1,407 @@
+#include "ddip/pipeline/executor.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+
+#include "ddip/base/error.h"
+#include "ddip/pipeline/fingerprint.h"
+#include "ddip/pipeline/random.h"
+
+namespace ddip::pipeline {
+namespace {
+
+using schedule::Action;
+using schedule::Direction;
+using schedule::Kind;
+
+// Above what people use for messages of their own.
+constexpr int kFirstTag = 1 << 20;
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+size_t channel_of(const Action& action) {
+  return schedule::channel_of(action.edge, action.direction == Direction::gradient);
+}
+
+// Everything a forward may change beside its result, put back afterwards: a recomputation must not count twice.
+class KeptBuffers {
+ public:
+  explicit KeptBuffers(std::vector<at::Tensor> buffers) : buffers_(std::move(buffers)) {
+    for (const at::Tensor& buffer : buffers_) copies_.push_back(buffer.detach().clone());
+  }
+  ~KeptBuffers() {
+    at::NoGradGuard quiet;
+    for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i].copy_(copies_[i]);
+  }
+  KeptBuffers(const KeptBuffers&) = delete;
+  KeptBuffers& operator=(const KeptBuffers&) = delete;
+
+ private:
+  std::vector<at::Tensor> buffers_;
+  std::vector<at::Tensor> copies_;
+};
+
+Value to_device(const Value& value, at::Device device) {
+  if (device.is_cpu()) return value;
+  return with_tensors(value, [device](const at::Tensor& tensor) { return tensor.to(device, /*non_blocking=*/false); });
+}
+
+Value copied(const Value& value) {
+  return with_tensors(value, [](const at::Tensor& tensor) { return tensor.detach().clone(); });
+}
+
+}  // namespace
+
+Executor::Executor(std::shared_ptr<tensors::Communicator> ranks, std::vector<Stage> stages,
+                   std::vector<schedule::Edge> edges, std::vector<int> rank_of_stage, std::vector<int> frames,
+                   Poll poll)
+    : ranks_(std::move(ranks)),
+      stages_(std::move(stages)),
+      edges_(std::move(edges)),
+      rank_of_stage_(std::move(rank_of_stage)),
+      poll_(std::move(poll)) {
+  for (size_t edge = 0; edge < edges_.size(); ++edge) {
+    int from = rank_of_stage_.at(static_cast<size_t>(edges_[edge].from));
+    int to = rank_of_stage_.at(static_cast<size_t>(edges_[edge].to));
+    if (from == to) continue;
+    for (bool gradient : {false, true}) {
+      size_t channel = schedule::channel_of(static_cast<int>(edge), gradient);
+      int sender = gradient ? to : from, receiver = gradient ? from : to;
+      int tag = kFirstTag + static_cast<int>(channel) * kTagsOfAChannel;
+      if (ranks_->rank() == sender)
+        senders_.try_emplace(channel, ranks_, Address{receiver, tag}, frames.at(channel));
+      if (ranks_->rank() == receiver)
+        receivers_.try_emplace(channel, ranks_, Address{sender, tag}, frames.at(channel));
+    }
+  }
+}
+
+Stage& Executor::stage(int index) {
+  for (Stage& stage : stages_) {
+    if (stage.index == index) return stage;
+  }
+  throw ConfigError(fmt::format("the plan gives stage {} to rank {}, which does not have it", index, ranks_->rank()));
+}
+
+bool Executor::is_local(int edge) const {
+  const schedule::Edge& ends = edges_.at(static_cast<size_t>(edge));
+  return rank_of_stage_.at(static_cast<size_t>(ends.from)) == rank_of_stage_.at(static_cast<size_t>(ends.to));
+}
+
+std::string Executor::place(const Action& action) const {
+  std::string name = action.stage < 0 ? std::string("the pipeline") : fmt::format("stage {}", action.stage);
+  for (const Stage& stage : stages_) {
+    if (stage.index == action.stage && !stage.name.empty()) name = stage.name;
+  }
+  return fmt::format("{}, {} of micro-batch {}", name, name_of(action.kind), action.micro_batch);
+}
+
+Record Executor::run(const std::vector<Action>& actions, const RunOptions& options) {
+  options_ = options;
+  record_ = Record();
+  record_.actions.reserve(actions.size());
+  flights_.clear();
+  uint64_t sent_before = 0;
+  for (const auto& [channel, sender] : senders_) sent_before += sender.bytes();
+  const Action* now = nullptr;
+  try {
+    prepare(actions);
+    auto start = std::chrono::steady_clock::now();
+    for (const Action& action : actions) {
+      now = &action;
+      if (poll_) poll_();
+      Done done{.action = action, .begin = seconds_since(start)};
+      execute(action, done);
+      done.end = seconds_since(start);
+      record_.actions.push_back(std::move(done));
+    }
+    for (auto& [channel, sender] : senders_) sender.flush(poll_);
+  } catch (const PeerLost&) {
+    reset();  // nothing can be agreed upon with a rank that is gone
+    throw;
+  } catch (const RemoteFailure& failure) {
+    fail(failure.what());
+    throw;
+  } catch (const std::exception& failure) {
+    fail(fmt::format("{} (rank {}): {}", now ? place(*now) : "the pipeline", ranks_->rank(), failure.what()));
+    throw;
+  }
+  agree("");
+  for (Stage& stage : stages_) {
+    if (stage.versions) stage.versions->settle();
+  }
+  for (const auto& [channel, sender] : senders_) record_.bytes_sent += sender.bytes();
+  record_.bytes_sent -= sent_before;
+  return std::move(record_);
+}
+
+// --- one action
+
+void Executor::prepare(const std::vector<Action>& actions) {
+  for (Stage& stage : stages_) {
+    if (!stage.versions) continue;
+    std::vector<int64_t> reads;
+    double staleness = 0;
+    for (const Action& action : actions) {
+      if (action.kind != Kind::forward || action.stage != stage.index) continue;
+      reads.push_back(std::max<int64_t>(action.version, 0));
+      staleness += action.staleness;
+    }
+    double mean = reads.empty() ? 0 : staleness / static_cast<double>(reads.size());
+    stage.versions->begin(options_.training ? reads : std::vector<int64_t>{}, mean, std::max(options_.step_size, 1));
+  }
+  std::map<size_t, int64_t> coming;
+  for (const Action& action : actions) {
+    if (action.kind == Kind::receive) ++coming[channel_of(action)];
+  }
+  for (auto& [channel, receiver] : receivers_) receiver.expect(coming[channel]);
+}
+
+void Executor::execute(const Action& action, Done& done) {
+  switch (action.kind) {
+    case Kind::receive: return receive(action);
+    case Kind::send: return send(action);
+    case Kind::forward: return forward(action, done);
+    case Kind::backward: return backward(action, done);
+    case Kind::step: return step(action, done);
+    // A backward here computes all gradients at once; sends wait for free frames by themselves; the policy keeps and
+    // predicts right before the forward that the plan names.
+    case Kind::weight_gradient:
+    case Kind::retire:
+    case Kind::stash:
+    case Kind::predict: return;
+    case Kind::drain:
+      if (!flights_.empty()) throw ConfigError("the plan has a drain while micro-batches are under way");
+      return;
+  }
+}
+
+void Executor::receive(const Action& action) {
+  Message message = receivers_.at(channel_of(action)).receive(poll_);
+  if (message.micro_batch != action.micro_batch)
+    throw ProtocolError(fmt::format("micro-batch {} was expected, {} came", action.micro_batch, message.micro_batch));
+  message.value = to_device(message.value, stage(action.stage).device);
+  Flight& now = flight(action);
+  (action.direction == Direction::gradient ? now.gradients : now.arrived)[action.edge] = std::move(message);
+}
+
+void Executor::send(const Action& action) {
+  Flight& now = flight(action);
+  bool gradient = action.direction == Direction::gradient;
+  auto& values = gradient ? now.input_gradients : now.outputs;
+  auto value = values.find(action.edge);
+  if (now.samples > 0 && value == values.end()) throw ConfigError("the plan sends what has not been computed");
+  Message message{.micro_batch = action.micro_batch,
+                  .count = gradient ? now.loss_count : static_cast<double>(now.samples),
+                  .fingerprint = now.fingerprint};
+  if (value != values.end()) {
+    message.value = std::move(value->second);
+    values.erase(value);
+  }
+  senders_.at(channel_of(action)).send(message, poll_);
+  // The gradients are the last thing that is needed of a micro-batch.
+  if (gradient && now.input_gradients.empty()) flights_.erase({action.stage, action.micro_batch});
+  if (!gradient && !options_.training && now.outputs.empty()) flights_.erase({action.stage, action.micro_batch});
+}
+
+void Executor::take_inputs(const Action& action, Flight& now) {
+  Stage& here = stage(action.stage);
+  if (here.incoming.empty()) {
+    Sample sample = here.input(action.micro_batch);
+    now.samples = sample.count;
+    if (sample.count > 0) now.fingerprint = fingerprint(sample.value);
+    now.inputs = {to_device(sample.value, here.device)};
+    return;
+  }
+  now.inputs.clear();
+  for (int edge : here.incoming) {
+    auto message = now.arrived.find(edge);
+    if (message == now.arrived.end())
+      throw ConfigError(fmt::format("the plan has the forward before its input from stage {}",
+                                    edges_.at(static_cast<size_t>(edge)).from));
+    now.samples = static_cast<int64_t>(message->second.count);
+    now.fingerprint = message->second.fingerprint;
+    now.inputs.push_back(std::move(message->second.value));
+  }
+  now.arrived.clear();
+}
+
+void Executor::compute(const Action& action, Flight& now, bool with_graph, bool again) {
+  Stage& here = stage(action.stage);
+  at::AutoGradMode grad_mode(with_graph);
+  OwnRandomNumbers numbers(seed_of(options_.seed, here.index, options_.first_micro_batch + action.micro_batch),
+                           here.device);
+  std::vector<Value> inputs;
+  now.entries.assign(now.inputs.size(), Entry());
+  for (size_t i = 0; i < now.inputs.size(); ++i) {
+    // The samples themselves have no gradients. What will be computed again must not be changed in place.
+    Value given = here.recompute && !again && options_.training ? copied(now.inputs[i]) : now.inputs[i];
+    inputs.push_back(here.incoming.empty() ? given : now.entries[i].enter(given));
+  }
+  std::vector<Value> outputs = here.forward(inputs);
+  if (outputs.size() != here.outgoing.size() && !here.loss)
+    throw ConfigError(fmt::format("{} gave {} values for {} later stages", here.name, outputs.size(),
+                                  here.outgoing.size()));
+  now.roots = Roots();
+  auto add_root = [&](const at::Tensor& loss, double weight) {
+    if (!loss.requires_grad()) return;
+    now.roots.edges.push_back(torch::autograd::impl::gradient_edge(loss));
+    now.roots.gradients.push_back(at::full_like(loss, weight));
+  };
+  if (here.auxiliary_losses) {
+    for (const at::Tensor& loss : here.auxiliary_losses()) add_root(loss, static_cast<double>(now.samples));
+  }
+  if (here.loss) {
+    Loss loss = here.loss(outputs, action.micro_batch, now.samples);
+    now.loss_count = loss.count;
+    add_root(loss.sum, 1);
+    if (!again) {
+      record_.losses.emplace_back(action.micro_batch, loss.sum.detach());
+      record_.loss_counts.push_back(loss.count);
+    }
+    return;
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    int edge = here.outgoing[i];
+    if (with_graph) now.exits[edge] = Exit(outputs[i]);
+    if (!again) now.outputs[edge] = with_tensors(outputs[i], [](const at::Tensor& tensor) { return tensor.detach(); });
+  }
+}
+
+void Executor::forward(const Action& action, Done& done) {
+  Stage& here = stage(action.stage);
+  Flight& now = flight(action);
+  take_inputs(action, now);
+  done.count = static_cast<double>(now.samples);
+  if (now.samples == 0) {
+    if (here.loss) now.loss_count = 0;
+  } else {
+    if (here.loss && here.input && !here.incoming.empty()) {
+      Sample own = here.input(action.micro_batch);
+      if (own.count != now.samples || fingerprint(own.value) != now.fingerprint)
+        throw ConfigError(fmt::format("micro-batch {} of the last stage's batches is not the one that the first stage read: every rank "
+                                      "must read equally seeded batches of equal number",
+                                      action.micro_batch));
+    }
+    if (here.versions) {
+      now.used = options_.training ? here.versions->before_forward(action.micro_batch, action.version, action.staleness)
+                                   : Used{};
+      if (!options_.training) here.versions->settle();
+      done.used = now.used;
+    }
+    compute(action, now, options_.training && !here.recompute, false);
+    if (!here.recompute) now.inputs.clear();
+  }
+  for (int edge : here.outgoing) {
+    if (!is_local(edge)) continue;
+    // A copy: the next stage may change it in place, and this one's graph may still need it.
+    Message message{.micro_batch = action.micro_batch,
+                    .count = static_cast<double>(now.samples),
+                    .fingerprint = now.fingerprint};
+    if (now.samples > 0) message.value = copied(now.outputs.at(edge));
+    now.outputs.erase(edge);
+    flights_[{edges_[static_cast<size_t>(edge)].to, action.micro_batch}].arrived[edge] = std::move(message);
+  }
+  if (!options_.training && now.outputs.empty()) {
+    bool sends = false;
+    for (int edge : here.outgoing) sends |= !is_local(edge);
+    if (!sends) flights_.erase({action.stage, action.micro_batch});
+  }
+}
+
+void Executor::backward(const Action& action, Done& done) {
+  Stage& here = stage(action.stage);
+  Flight& now = flight(action);
+  for (auto& [edge, message] : now.gradients) now.loss_count = message.count;
+  done.count = now.loss_count;
+  if (now.samples > 0) {
+    if (here.versions) {
+      here.versions->before_backward(action.micro_batch, now.used);
+      done.used = now.used;
+    }
+    if (here.recompute) {
+      KeptBuffers buffers(here.buffers ? here.buffers() : std::vector<at::Tensor>{});
+      compute(action, now, true, true);
+    }
+    for (auto& [edge, message] : now.gradients) {
+      if (!std::holds_alternative<std::monostate>(message.value.content))
+        now.exits.at(edge).add_to(now.roots, message.value);
+    }
+    now.exits.clear();
+    now.inputs.clear();
+    if (!now.roots.edges.empty())
+      torch::autograd::Engine::get_default_engine().execute(now.roots.edges, now.roots.gradients, /*keep_graph=*/false,
+                                                            /*create_graph=*/false, /*accumulate_grad=*/true, {});
+    now.roots = Roots();
+    if (here.versions) here.versions->after_backward(action.micro_batch, now.used, now.loss_count);
+  }
+  now.gradients.clear();
+  for (size_t i = 0; i < here.incoming.size(); ++i) {
+    int edge = here.incoming[i];
+    Value gradients = now.samples > 0 ? now.entries[i].gradients() : Value{};
+    if (is_local(edge)) {
+      flights_[{edges_[static_cast<size_t>(edge)].from, action.micro_batch}].gradients[edge] = {
+          .micro_batch = action.micro_batch, .count = now.loss_count, .value = std::move(gradients)};
+    } else {
+      now.input_gradients[edge] = std::move(gradients);
+    }
+  }
+  now.entries.clear();
+  if (now.input_gradients.empty()) flights_.erase({action.stage, action.micro_batch});
+}
+
+void Executor::step(const Action& action, Done& done) {
+  Stage& here = stage(action.stage);
+  if (!here.versions) return;
+  done.stepped = here.versions->step(here.clip, options_.step_size);
+  done.count = done.stepped.count;
+}
+
+// --- the end of a run
+
+void Executor::fail(const std::string& why) {
+  try {
+    for (auto& [channel, sender] : senders_) sender.send({.micro_batch = -1, .error = why}, poll_);
+    agree(why);
+  } catch (const std::exception&) {
+    // What went wrong first is what is thrown.
+  }
+  reset();
+}
+
+void Executor::reset() {
+  flights_.clear();
+  for (Stage& stage : stages_) {
+    if (stage.versions) stage.versions->reset();
+  }
+}
+
+void Executor::agree(const std::string& why) {
+  size_t channels = edges_.size() * 2;
+  at::Tensor table = at::zeros({static_cast<int64_t>(1 + 2 * channels)}, at::kLong);
+  auto* cells = table.mutable_data_ptr<int64_t>();
+  cells[0] = why.empty() ? 0 : 1;
+  for (const auto& [channel, sender] : senders_) cells[1 + channel] = sender.sent();
+  for (const auto& [channel, receiver] : receivers_) cells[1 + channels + channel] = receiver.posted();
+  ranks_->all_reduce(table);
+  if (cells[0] == 0) return;
+  for (auto& [channel, sender] : senders_) sender.level(cells[1 + channels + channel], poll_);
+  for (auto& [channel, receiver] : receivers_) receiver.level(cells[1 + channel], poll_);
+  constexpr int64_t kText = 1024;
+  at::Tensor text = at::zeros({kText}, at::kByte);
+  why.copy(reinterpret_cast<char*>(text.mutable_data_ptr<uint8_t>()), kText - 1);
+  at::Tensor all = ranks_->all_gather(text);
+  if (!why.empty()) return;
+  for (int rank = 0; rank < ranks_->world(); ++rank) {
+    std::string theirs(reinterpret_cast<const char*>(all[rank].const_data_ptr<uint8_t>()));
+    if (!theirs.empty()) {
+      reset();
+      throw RemoteFailure(theirs);
+    }
+  }
+}
+
+}  // namespace ddip::pipeline

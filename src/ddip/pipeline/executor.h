@@ -1,0 +1,89 @@
+// Runs a rank's list of actions. The same for every schedule: what happens when is in the list, which weights are used
+// is the policy's matter, what is computed is the stage's.
+//
+// It runs on the calling thread. Between actions and while it waits it polls for an interrupt. When one rank fails, its
+// neighbours get a message that says so instead of the one they wait for, and pass it on: all ranks end, and can run again.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ddip/pipeline/border.h"
+#include "ddip/pipeline/channel.h"
+#include "ddip/pipeline/record.h"
+#include "ddip/pipeline/stage.h"
+#include "ddip/schedule/plan.h"
+
+namespace ddip::pipeline {
+
+struct RunOptions {
+  bool training = true;  // otherwise: forwards only, without graphs
+  uint64_t seed = 0;     // of the micro-batches' random numbers
+  int64_t first_micro_batch = 0;  // of this run, counted over all runs: for the random numbers
+  // Asynchronous: micro-batches of a full step; a step of fewer has a smaller rate. 0: every step is a full one.
+  int step_size = 0;
+};
+
+class Executor {
+ public:
+  // All ranks, with the same edges. `rank_of_stage` by stage; `frames` by channel: what may be under way.
+  Executor(std::shared_ptr<tensors::Communicator> ranks, std::vector<Stage> stages, std::vector<schedule::Edge> edges,
+           std::vector<int> rank_of_stage, std::vector<int> frames, Poll poll);
+
+  // All ranks together. Throws what a stage threw, or RemoteFailure.
+  Record run(const std::vector<schedule::Action>& actions, const RunOptions& options);
+
+  const std::vector<Stage>& stages() const { return stages_; }
+
+ private:
+  // A micro-batch between its forward and its backward on one stage.
+  struct Flight {
+    std::map<int, Message> arrived;    // activations, by edge
+    std::map<int, Message> gradients;  // likewise
+    std::vector<Value> inputs;         // for a recomputation
+    std::vector<Entry> entries;        // by incoming edge
+    std::map<int, Value> outputs;      // until they are sent, by outgoing edge
+    std::map<int, Exit> exits;
+    std::map<int, Value> input_gradients;  // until they are sent, by incoming edge
+    Roots roots;                           // losses of the stage itself
+    Used used;
+    int64_t samples = 0;
+    double loss_count = 0;
+    uint64_t fingerprint = 0;
+  };
+
+  Stage& stage(int index);
+  Flight& flight(const schedule::Action& action) { return flights_[{action.stage, action.micro_batch}]; }
+  bool is_local(int edge) const;
+  void execute(const schedule::Action& action, Done& done);
+  void receive(const schedule::Action& action);
+  void send(const schedule::Action& action);
+  void forward(const schedule::Action& action, Done& done);
+  void take_inputs(const schedule::Action& action, Flight& flight);
+  void compute(const schedule::Action& action, Flight& flight, bool with_graph, bool again);
+  void backward(const schedule::Action& action, Done& done);
+  void step(const schedule::Action& action, Done& done);
+
+  void prepare(const std::vector<schedule::Action>& actions);
+  void fail(const std::string& why);
+  void agree(const std::string& why);
+  void reset();
+  std::string place(const schedule::Action& action) const;
+
+  const std::shared_ptr<tensors::Communicator> ranks_;
+  std::vector<Stage> stages_;
+  const std::vector<schedule::Edge> edges_;
+  const std::vector<int> rank_of_stage_;
+  const Poll poll_;
+  std::map<size_t, Sender> senders_;      // by channel
+  std::map<size_t, Receiver> receivers_;  // likewise
+  // of one run
+  RunOptions options_;
+  Record record_;
+  std::map<std::pair<int, int64_t>, Flight> flights_;
+};
+
+}  // namespace ddip::pipeline

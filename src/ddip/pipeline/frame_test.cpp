@@ -1,0 +1,101 @@
+#include "ddip/pipeline/frame.h"
+
+#include <gtest/gtest.h>
+
+#include "ddip/base/error.h"
+
+namespace ddip::pipeline {
+namespace {
+
+Message through_a_frame(const Message& message, size_t capacity) {
+  Packed packed = measure(message);
+  std::shared_ptr<std::byte> frame(new std::byte[std::max(capacity, packed.bytes)], std::default_delete<std::byte[]>());
+  write_frame(message, packed, capacity, frame.get());
+  Header header = read_header(frame.get());
+  std::shared_ptr<std::byte> body(frame, frame.get() + kHeaderBytes);
+  if (header.apart) {
+    body = std::shared_ptr<std::byte>(new std::byte[header.body], std::default_delete<std::byte[]>());
+    write_body(packed, body.get());
+  }
+  return read_frame(header, body);
+}
+
+Value everything() {
+  at::Tensor image = at::rand({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast);
+  Value::Dict inner{{{"mask", Value{at::randint(0, 2, {3}, at::kBool)}}, {"none", Value{}}, {"name", Value{std::string("x")}}}};
+  Value::List list{{Value{image}, Value{int64_t{-7}}, Value{2.5}, Value{true}}};
+  return {Value::Tuple{{Value{list}, Value{inner}, Value{at::empty({0, 4})}, Value{at::rand({2, 6}).t()},
+                        Value{at::rand({4}, at::kHalf)}, Value{at::tensor(3.0)}}}};
+}
+
+void expect_same(const Value& a, const Value& b) {
+  EXPECT_EQ(describe(a), describe(b));
+  auto left = tensors_of(a), right = tensors_of(b);
+  ASSERT_EQ(left.size(), right.size());
+  for (size_t i = 0; i < left.size(); ++i) {
+    EXPECT_TRUE(at::equal(left[i], right[i])) << i;
+    EXPECT_EQ(left[i].strides(), right[i].strides()) << i;
+  }
+}
+
+TEST(Frame, HasEveryKindOfValueAgainOnTheOtherSide) {
+  Message sent{.micro_batch = 41, .count = 8, .fingerprint = 99, .value = everything()};
+  for (size_t capacity : {size_t{1} << 16, kHeaderBytes}) {  // together, and with the body apart
+    Message found = through_a_frame(sent, capacity);
+    EXPECT_EQ(found.micro_batch, 41);
+    EXPECT_EQ(found.count, 8);
+    EXPECT_EQ(found.fingerprint, 99u);
+    expect_same(found.value, sent.value);
+  }
+}
+
+TEST(Frame, ATensorThatIsNotDenseArrivesInOnePiece) {
+  at::Tensor whole = at::arange(24.0).view({4, 6});
+  Message found = through_a_frame({.value = Value{whole.slice(1, 0, 6, 2)}}, 1 << 12);
+  EXPECT_TRUE(at::equal(*found.value.tensor(), whole.slice(1, 0, 6, 2)));
+}
+
+TEST(Frame, TensorsKeepTheMemoryTheyLieIn) {
+  at::Tensor kept;
+  {
+    Message found = through_a_frame({.value = Value{at::arange(100.0)}}, 1 << 12);
+    kept = *found.value.tensor();
+  }
+  EXPECT_TRUE(at::equal(kept, at::arange(100.0)));  // the address sanitizer looks at this
+}
+
+TEST(Frame, AnErrorIsAnError) {
+  Message found = through_a_frame({.micro_batch = -1, .error = "stage 1: no"}, kLeastFrame);
+  EXPECT_EQ(found.error, "stage 1: no");
+  std::string endless(100000, 'x');
+  EXPECT_LT(measure({.error = endless}).bytes, kLeastFrame + kHeaderBytes);
+}
+
+TEST(Frame, BrokenBytesAreRefusedAndNothingIsReadBehindThem) {
+  Message sent{.value = everything()};
+  Packed packed = measure(sent);
+  std::vector<std::byte> good(packed.bytes);
+  write_frame(sent, packed, packed.bytes, good.data());
+  int refused = 0;
+  for (size_t at = 0; at < kHeaderBytes + packed.structure.size(); ++at) {
+    std::shared_ptr<std::byte> bad(new std::byte[packed.bytes], std::default_delete<std::byte[]>());
+    std::copy(good.begin(), good.end(), bad.get());
+    bad.get()[at] ^= std::byte{0x80};
+    try {
+      Header header = read_header(bad.get());
+      if (header.body > packed.bytes - kHeaderBytes || header.apart) continue;  // the channel refuses these
+      read_frame(header, std::shared_ptr<std::byte>(bad, bad.get() + kHeaderBytes));
+    } catch (const std::exception&) {
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 20);
+}
+
+TEST(Value, IsDescribedForPeople) {
+  EXPECT_EQ(describe({Value::Tuple{{Value{at::zeros({2, 3})}, Value{}, Value{Value::List{{Value{int64_t{4}}}}}}}}),
+            "(Float [2, 3], None, [4])");
+}
+
+}  // namespace
+}  // namespace ddip::pipeline

@@ -1,0 +1,27 @@
+// What has been done, as it was done: for the timeline, the ledger and the report.
+#pragma once
+
+#include <vector>
+
+#include "ddip/pipeline/versions.h"
+#include "ddip/schedule/action.h"
+
+namespace ddip::pipeline {
+
+// One action, with what it really used: by the stage and its optimizer, not by the plan.
+struct Done {
+  schedule::Action action;
+  double begin = 0, end = 0;  // seconds since the run's beginning
+  double count = 0;           // forward: samples; backward: what the loss counted; step: the sum over its micro-batches
+  Used used;                  // forward, backward
+  Versions::Stepped stepped;  // step
+};
+
+struct Record {
+  std::vector<Done> actions;
+  std::vector<std::pair<int64_t, at::Tensor>> losses;  // last stage: (micro-batch, sum)
+  std::vector<double> loss_counts;                     // of each
+  uint64_t bytes_sent = 0;
+};
+
+}  // namespace ddip::pipeline

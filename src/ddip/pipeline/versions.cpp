@@ -1,0 +1,196 @@
+#include "ddip/pipeline/versions.h"
+
+#include "ddip/base/check.h"
+
+namespace ddip::pipeline {
+
+// Labels of predictions lie above those of versions.
+constexpr int64_t kPredictions = int64_t{1} << 48;
+
+Versions::Versions(std::shared_ptr<Weights> weights, std::shared_ptr<staleness::Policy> policy, Asks asks, int stage,
+                   int stages)
+    : weights_(std::move(weights)),
+      policy_(std::move(policy)),
+      needs_(policy_->needs(asks.optimizer())),
+      asks_(std::move(asks)),
+      stage_(stage),
+      stages_(stages),
+      next_label_(kPredictions) {}
+
+void Versions::begin(const std::vector<int64_t>& reads, double mean_staleness, int accumulate) {
+  first_ = version_;
+  expected_.clear();
+  for (int64_t version : reads) ++expected_[first_ + version];
+  mean_staleness_ = mean_staleness;
+  accumulate_ = accumulate;
+}
+
+staleness::Moment Versions::moment(int64_t micro_batch, int staleness) const {
+  staleness::Moment now{.micro_batch = micro_batch,
+                        .version = version_,
+                        .staleness = staleness,
+                        .rates = asks_.rates(std::max(staleness, 1)),
+                        .accumulate = accumulate_,
+                        .stage = stage_,
+                        .stages = stages_,
+                        .mean_staleness = mean_staleness_};
+  if (needs_.pending && !summed_.empty() && count_ > 0) {
+    now.pending = weights_->gradient();
+    now.pending_micro_batches = static_cast<int64_t>(summed_.size());
+    now.pending_samples = static_cast<int64_t>(count_);
+  }
+  return now;
+}
+
+at::Tensor Versions::spare() {
+  if (spares_.empty()) return at::empty_like(weights_->truth());
+  at::Tensor found = spares_.back();
+  spares_.pop_back();
+  return found;
+}
+
+void Versions::release(int64_t label) {
+  auto kept = kept_.find(label);
+  if (kept != kept_.end() && --kept->second.uses == 0) {
+    spares_.push_back(kept->second.weights);
+    kept_.erase(kept);
+  }
+  auto version = in_use_.find(label);
+  if (version != in_use_.end() && --version->second == 0) in_use_.erase(version);
+}
+
+Used Versions::before_forward(int64_t micro_batch, int64_t version, int staleness) {
+  at::NoGradGuard quiet;
+  version += first_;
+  Used used{.label = version, .version = version, .staleness = staleness};
+  if (auto left = expected_.find(version); left != expected_.end() && --left->second == 0) expected_.erase(left);
+  if (needs_.forward_weights && version == version_) {
+    staleness::Moment now = moment(micro_batch, staleness);
+    int64_t held = weights_->label();
+    at::Tensor& out = weights_->work(Weights::kNothing);
+    if (policy_->before_forward(asks_.optimizer(), now, out)) {
+      used.predicted = true;
+      used.label = next_label_++;
+      used.rates = now.rates;
+      if (now.pending.defined()) used.pending = summed_;
+      weights_->work(used.label);
+      if (needs_.stash) {
+        Kept kept{spare(), 1};
+        kept.weights.copy_(out);
+        kept_[used.label] = kept;
+      }
+    } else {
+      weights_->work(held);
+    }
+  }
+  if (version < version_) {  // kept for us: its use passes from what was expected to this flight
+    DDIP_CHECK(kept_.contains(version), "a version that a forward will read is kept");
+    weights_->load(kept_[version].weights, version);
+  } else if (!used.predicted) {
+    weights_->load_truth(version_);
+    if (needs_.stash) ++in_use_[version_];
+  }
+  return used;
+}
+
+void Versions::before_backward(int64_t micro_batch, const Used& used) {
+  at::NoGradGuard quiet;
+  bool written = false;
+  if (needs_.backward_weights) {
+    staleness::Moment now = moment(micro_batch, 0);
+    at::Tensor& out = weights_->work(Weights::kNothing);
+    written = policy_->before_backward(asks_.optimizer(), now, out);
+  }
+  if (!written) {
+    auto kept = kept_.find(used.label);
+    if (kept != kept_.end())
+      weights_->load(kept->second.weights, used.label);
+    else
+      weights_->load_truth(version_);
+    DDIP_CHECK(!needs_.stash || kept != kept_.end() || used.label == version_, "what a backward reads is kept");
+  }
+  if (needs_.own_gradient) {
+    if (!before_backward_.defined()) before_backward_ = at::empty_like(weights_->gradient());
+    before_backward_.copy_(weights_->gradient());
+    weights_->gradient().zero_();
+  }
+}
+
+void Versions::after_backward(int64_t micro_batch, const Used& used, double count) {
+  at::NoGradGuard quiet;
+  if (needs_.own_gradient) {
+    auto kept = kept_.find(used.label);
+    const at::Tensor& with = kept == kept_.end() ? weights_->truth() : kept->second.weights;
+    at::Tensor gradient = weights_->gradient();
+    policy_->after_backward(asks_.optimizer(), with, gradient);
+    // sum + gradient, in this order of the operands' places: addition does not mind
+    gradient.add_(before_backward_);
+  }
+  summed_.push_back(micro_batch);
+  count_ += count;
+  forget(used);
+}
+
+void Versions::forget(const Used& used) { release(used.label); }
+
+void Versions::keep_truth() {
+  int uses = 0;
+  if (auto flying = in_use_.find(version_); flying != in_use_.end()) uses += flying->second;
+  if (auto later = expected_.find(version_); later != expected_.end()) uses += later->second;
+  in_use_.erase(version_);
+  if (uses == 0) return;
+  Kept kept{spare(), uses};
+  kept.weights.copy_(weights_->truth());
+  kept_[version_] = kept;
+}
+
+Versions::Stepped Versions::step(double clip, int full) {
+  at::NoGradGuard quiet;
+  Stepped done{.micro_batches = summed_, .count = count_};
+  const at::Tensor& gradient = weights_->gradient();
+  if (count_ > 0) {
+    gradient.div_(count_);
+    if (clip > 0) {
+      done.norm = at::linalg_vector_norm(gradient).item<double>();
+      double scale = clip / (done.norm + 1e-6);
+      if (scale < 1) gradient.mul_(scale);
+    }
+    // Who still needs the weights of before gets a copy now; until now the true ones were enough.
+    keep_truth();
+    staleness::Step step{.gradient = gradient, .mean_staleness = mean_staleness_};
+    for (const auto& rates : asks_.rates(1)) {
+      double rate = rates[0];
+      if (full > 0 && static_cast<int>(summed_.size()) < full) rate = rate * static_cast<double>(summed_.size()) / full;
+      step.rates.push_back(rate);
+    }
+    if (needs_.weights_before_step) step.weights_before = weights_->truth().clone();
+    if (needs_.step) policy_->before_step(asks_.optimizer(), step);
+    asks_.step(step.rates);
+    if (needs_.step) {
+      staleness::Optimizer after = asks_.optimizer();
+      policy_->after_step(after, step);
+    }
+    done.rates = step.rates;
+  }
+  gradient.zero_();
+  summed_.clear();
+  count_ = 0;
+  ++version_;
+  // The module's memory holds what it held: an old version under its own label. Only shared memory has moved on.
+  if (!weights_->apart()) weights_->work(version_);
+  return done;
+}
+
+void Versions::reset() {
+  at::NoGradGuard quiet;
+  for (auto& [label, kept] : kept_) spares_.push_back(kept.weights);
+  kept_.clear();
+  in_use_.clear();
+  expected_.clear();
+  summed_.clear();
+  count_ = 0;
+  weights_->gradient().zero_();
+  settle();
+}
+
+}  // namespace ddip::pipeline

@@ -1,0 +1,96 @@
+// Which weights a stage computes with: asks the policy before each forward and backward, keeps what a backward will
+// need again, and steps the true ones.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+
+#include "ddip/pipeline/weights.h"
+#include "ddip/staleness/policy.h"
+
+namespace ddip::pipeline {
+
+// What a forward used, until its backward has used it too.
+struct Used {
+  int64_t label = Weights::kNothing;  // of the weights; a true version is its own label
+  int64_t version = 0;                // true version when it was asked
+  int staleness = 0;
+  bool predicted = false;
+  std::vector<std::vector<double>> rates;  // of the prediction
+  std::vector<int64_t> pending;            // micro-batches in φ
+};
+
+class Versions {
+ public:
+  struct Asks {
+    std::function<staleness::Optimizer()> optimizer;                              // as it is now
+    std::function<std::vector<std::vector<double>>(int steps)> rates;             // of each group, the next steps'
+    std::function<void(const std::vector<double>& rates)> step;  // the optimizer, once, with these rates
+  };
+  // `stage` of `stages`; `mean_staleness` under the plan.
+  Versions(std::shared_ptr<Weights> weights, std::shared_ptr<staleness::Policy> policy, Asks asks, int stage, int stages);
+
+  // What a run will ask for. `reads`: versions, from the run's beginning on, that its forwards read, one entry each.
+  void begin(const std::vector<int64_t>& reads, double mean_staleness, int accumulate);
+
+  // `version`: the one to read, from the run's beginning on.
+  Used before_forward(int64_t micro_batch, int64_t version, int staleness);
+  void before_backward(int64_t micro_batch, const Used& used);
+  // The micro-batch's gradients are in the sum; its weights are not needed any more. `count`: samples, or what the loss
+  // was a sum over.
+  void after_backward(int64_t micro_batch, const Used& used, double count);
+  // A micro-batch whose backward will not come (evaluation, failure).
+  void forget(const Used& used);
+
+  // Divides the sum, clips (0: not), steps. `full`: micro-batches of a full step; one of fewer has a smaller rate. 0: any
+  // number is a full step.
+  struct Stepped {
+    std::vector<int64_t> micro_batches;
+    double count = 0;
+    double norm = 0;  // 0: not asked for
+    std::vector<double> rates;
+  };
+  Stepped step(double clip, int full);
+
+  // The module computes with the newest true weights, as for evaluation and for anybody who looks at it.
+  void settle() { weights_->load_truth(version_); }
+  // After a failure: nothing is in flight, no gradient is left.
+  void reset();
+
+  int64_t version() const { return version_; }
+  Weights& weights() { return *weights_; }
+  staleness::Policy& policy() { return *policy_; }
+  int64_t kept() const { return static_cast<int64_t>(kept_.size()); }  // copies of weights beside the two
+
+ private:
+  struct Kept {
+    at::Tensor weights;
+    int uses = 0;
+  };
+  staleness::Moment moment(int64_t micro_batch, int staleness) const;
+  at::Tensor spare();
+  void release(int64_t label);
+  void keep_truth();
+
+  const std::shared_ptr<Weights> weights_;
+  const std::shared_ptr<staleness::Policy> policy_;
+  const staleness::Needs needs_;
+  const Asks asks_;
+  const int stage_;
+  const int stages_;
+  double mean_staleness_ = 0;
+  int accumulate_ = 1;
+  int64_t version_ = 0;
+  int64_t next_label_;
+  std::map<int64_t, Kept> kept_;   // by label
+  std::map<int64_t, int> in_use_;   // true versions that flights will want again
+  std::map<int64_t, int> expected_;  // true versions that forwards of this run will read
+  int64_t first_ = 0;                // version at the run's beginning
+  std::vector<at::Tensor> spares_;
+  std::vector<int64_t> summed_;  // micro-batches in the gradient since the last step
+  double count_ = 0;
+  at::Tensor before_backward_;  // the sum before this micro-batch's gradient, where the policy wants that one alone
+};
+
+}  // namespace ddip::pipeline
