@@ -1,0 +1,260 @@
+"""Computes a pipeline's run again from its ledger, in one process, and compares the weights after every step.
+
+Bit-identical on the same host, torch, thread count and instruction set, or the first difference is named (docs/ledger.md).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddip.errors import ConfigError
+from ddip.pipeline.borders import tensors_in
+from ddip.pipeline.ledger import Ledger, Record, read
+from ddip.pipeline.replay_stage import Difference, Gap, Stage, hash_of, seed_of
+
+Loss = Callable[[Any, Any], Any]
+Batches = Iterable[tuple[Any, Any]]
+
+
+@dataclass
+class Replay:
+    """What was computed again. `difference`: None if everything agreed."""
+
+    difference: str | None
+    actions: int = 0
+    steps: int = 0
+    notes: list[str] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)  # per sample, one per micro-batch
+    weights: list[dict[str, Tensor]] = field(default_factory=list)  # newest, per stage
+    buffers: list[dict[str, Tensor]] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+
+    @property
+    def identical(self) -> bool:
+        return self.difference is None
+
+
+def replay(ledger: Ledger | Path | str, stages: list[nn.Module], loss: Loss, batches: Batches) -> Replay:
+    """`stages` hold the weights that the run began with; they are not changed."""
+    if not isinstance(ledger, Ledger):
+        ledger = read(ledger)
+    return Interpreter(ledger, stages, loss, batches).run()
+
+
+class Interpreter:
+    """Does the actions of all stages, each as soon as what it needs is there.
+
+    `fill`: the ledger has no results yet (a simulation): write them into it instead of comparing."""
+
+    def __init__(self, ledger: Ledger, stages: list[nn.Module], loss: Loss, batches: Batches, fill: bool = False) -> None:
+        header = ledger.header
+        if len(stages) != header["stages"]:
+            raise ConfigError(f"the ledger has {header['stages']} stages, the program {len(stages)}")
+        self.ledger, self.fill, self.order = ledger, fill, header["order"]
+        self.stages = [Stage(index, module, loss, header) for index, module in enumerate(stages)]
+        self.data = micro_batches_of(batches, header["split"])
+        if len(self.data) != header["micro_batches"]:
+            raise ConfigError(f"the ledger has {header['micro_batches']} micro-batches, the program {len(self.data)}")
+        self.borders: dict[tuple[int, int], Any] = {(-1, k): x for k, (x, _) in enumerate(self.data)}
+        self.gradients: dict[tuple[int, int], list[Tensor | None]] = {}  # by the stage that receives them
+        self.waiting: dict[tuple[int, int], dict[str, Tensor]] = {}  # of split backwards
+        self.seen: set[tuple[int, int]] = set()
+        self.losses: dict[int, tuple[float, int]] = {}
+        self.result = Replay(None)
+        self.reads = Counter((record.stage, version) for record in ledger.records for version in _versions_read(record))
+
+    def run(self) -> Replay:
+        header = self.ledger.header
+        threads = torch.get_num_threads()
+        torch.set_num_threads(header["threads"])
+        try:
+            self._check_machine()
+            self._run_all()
+        except Difference as difference:
+            self.result.difference = str(difference)
+        finally:
+            torch.set_num_threads(threads)
+        self.result.losses = [total / count for _, (total, count) in sorted(self.losses.items())]
+        self.result.weights = [stage.weights for stage in self.stages]
+        self.result.buffers = [stage.buffers for stage in self.stages]
+        return self.result
+
+    def _check_machine(self) -> None:
+        header = self.ledger.header
+        for key, here in (("torch", torch.__version__), ("capability", torch.backends.cpu.get_cpu_capability())):
+            if header[key] != here:
+                self.result.notes.append(f"the ledger was written with {key} {header[key]}, this is {here}: bits may differ")
+        for stage, said in zip(self.stages, header["initial"], strict=True):
+            here = hash_of(stage.module, stage.weights)
+            if here != said:
+                raise Difference(f"line 1: stage {stage.index}, version 0: initial weights are {here[:12]}…, ledger {said[:12]}…")
+
+    def _run_all(self) -> None:
+        queues = [deque(r for r in self.ledger.records if r.stage == stage.index) for stage in self.stages]
+        moving = True
+        while moving:
+            moving = False
+            for queue in queues:
+                while queue and self._is_ready(queue[0]):
+                    self._do(queue.popleft())
+                    moving = True
+        for queue in queues:
+            if queue:
+                raise Difference(f"{_name(queue[0])}: what it needs from its neighbour never comes")
+        for stage in self.stages:
+            done = stage.forwards - len(stage.flights)
+            if done != len(self.data):
+                raise Difference(f"the ledger ends with {len(self.data) - done} micro-batches unfinished on stage {stage.index}")
+            if stage.pending:
+                raise Difference(f"the ledger ends: gradients of micro-batches {list(stage.pending)} of stage {stage.index} entered no step")
+
+    def _is_ready(self, record: Record) -> bool:
+        k, last = record.values.get("micro_batch"), record.stage == len(self.stages) - 1
+        if record.kind == "forward" and (record.stage, k) not in self.seen:
+            return (record.stage - 1, k) in self.borders
+        if record.kind == "backward" and not last and k in self.stages[record.stage].flights:
+            return (record.stage, k) in self.gradients
+        return True
+
+    def _do(self, record: Record) -> None:
+        action = {
+            "forward": self._forward,
+            "backward": self._backward,
+            "weight_gradient": self._weight_gradient,
+            "step": self._step,
+            "drain": self._drain,
+        }[record.kind]
+        try:
+            action(record, self.stages[record.stage])
+        except Difference as difference:
+            raise Difference(f"{_name(record)}: {difference}") from None
+        for version in _versions_read(record):
+            self.reads[record.stage, version] -= 1
+        self._forget(self.stages[record.stage])
+        self.result.actions += 1
+
+    def _forget(self, stage: Stage) -> None:
+        for version in [v for v in stage.versions if v < stage.version and self.reads[stage.index, v] <= 0]:
+            del stage.versions[version]
+
+    def _agree(self, record: Record, key: str, here: Any) -> None:
+        if self.fill:
+            record.values[key] = here
+        elif record.values[key] != here:
+            raise Difference(f"{key} is {_short(here)}, the ledger says {_short(record.values[key])}")
+
+    # ---- actions
+
+    def _forward(self, record: Record, stage: Stage) -> None:
+        values, k = record.values, record.values["micro_batch"]
+        if (stage.index, k) in self.seen:
+            raise Difference("a second forward of the same micro-batch")
+        self.seen.add((stage.index, k))
+        x, y = self.data[k]
+        samples = _samples(x)
+        if "samples" in values and len(values["samples"]) != samples:
+            raise Difference(f"{samples} samples, the ledger says {len(values['samples'])}")
+        if "count" in values:
+            self._agree(record, "count", samples)
+        self._agree(record, "buffers", stage.forwards)
+        self._agree(record, "seed", seed_of(stage.seed, stage.index, k))
+        result = stage.forward(values["weights"], k, self.borders.pop((stage.index - 1, k)), y if stage.last else None, samples)
+        if not stage.last:
+            self.borders[stage.index, k] = result
+            return
+        total, count = result
+        self.losses[k] = (total.item(), int(count))
+        if self.fill or "loss" in values:
+            self._agree(record, "loss", total.item())
+
+    def _backward(self, record: Record, stage: Stage) -> None:
+        values, k = record.values, record.values["micro_batch"]
+        if k not in stage.flights:
+            raise Difference("its forward did not come before it, or it has already been here")
+        gap = stage.gap(k)
+        said = stage.flights[k].staleness
+        if self.order == "plan" and said is not None and said != gap.staleness:
+            raise Difference(f"{gap.staleness} steps came between forward and backward, the forward says n = {said}")
+        self.result.gaps.append(gap)
+        gradients = None if stage.last else self.gradients.pop((stage.index, k))
+        scale = float(values.get("loss_scale", 1.0))
+        if stage.pending and scale != stage.loss_scale:
+            raise Difference(f"loss scale {scale}, but {stage.loss_scale} for other gradients of the same step")
+        stage.loss_scale = scale
+        before, gradient = stage.backward(values["weights"], k, values["recomputed"], gradients)
+        if stage.index > 0:
+            self.gradients[stage.index - 1, k] = before
+        if values.get("split", False):
+            self.waiting[stage.index, k] = gradient
+        else:
+            self._enter(stage, k, gradient)
+
+    def _weight_gradient(self, record: Record, stage: Stage) -> None:
+        k = record.values["micro_batch"]
+        if (stage.index, k) not in self.waiting:
+            raise Difference("no split backward of this micro-batch came before it")
+        self._enter(stage, k, self.waiting.pop((stage.index, k)))
+
+    def _enter(self, stage: Stage, k: int, gradient: dict[str, Tensor]) -> None:
+        stage.pending[k] = gradient
+        stage.samples[k] = self.losses[k][1]
+
+    def _step(self, record: Record, stage: Stage) -> None:
+        values = record.values
+        self._agree(record, "step", stage.version + 1)
+        self._agree(record, "micro_batches", list(stage.pending))
+        self._agree(record, "count", sum(stage.samples.values()))
+        if len(values["rates"]) != len(stage.groups):
+            raise Difference(f"{len(values['rates'])} rates for {len(stage.groups)} groups")
+        stage.step(values["micro_batches"], float(values["count"]) * stage.loss_scale, values["rates"], values.get("share"))
+        self._agree(record, "sha256", hash_of(stage.module, stage.weights))
+        self.result.steps += 1
+
+    def _drain(self, record: Record, stage: Stage) -> None:
+        if stage.flights:
+            raise Difference(f"micro-batches {sorted(stage.flights)} are still in flight")
+        self._agree(record, "version", stage.version)
+        self._agree(record, "sha256", hash_of(stage.module, stage.weights))
+
+
+def micro_batches_of(batches: Batches, split: int) -> list[tuple[Any, Any]]:
+    """Each batch in `split` parts along its first dimension, or one per sample if it has fewer."""
+    parts = []
+    for x, y in batches:
+        count = min(split, _samples(x))
+        parts += list(zip(_split(x, count), _split(y, count), strict=True))
+    return parts
+
+
+def _split(tree: Any, count: int) -> list[Any]:
+    if isinstance(tree, Tensor):
+        return list(torch.tensor_split(tree, count))
+    if isinstance(tree, (tuple, list)):
+        return [type(tree)(parts) for parts in zip(*(_split(part, count) for part in tree), strict=True)]
+    return [tree] * count
+
+
+def _samples(x: Any) -> int:
+    return int(tensors_in(x)[0].shape[0])
+
+
+def _versions_read(record: Record) -> list[int]:
+    weights = record.values.get("weights", {})
+    return [weights["version"]] if "version" in weights else []
+
+
+def _name(record: Record) -> str:
+    values = record.values
+    which = f"micro-batch {values['micro_batch']}" if "micro_batch" in values else f"version {values.get('step', values.get('version'))}"
+    return f"line {record.line}: stage {record.stage}, {record.kind.replace('_', ' ')}, {which}"
+
+
+def _short(value: Any) -> str:
+    return f"{value[:12]}…" if isinstance(value, str) and len(value) == 64 else str(value)

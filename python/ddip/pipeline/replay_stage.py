@@ -1,0 +1,346 @@
+"""One stage of a pipeline, computed again from its ledger: a dictionary of weight versions, functional calls, textbook updates.
+
+Shares no code with the executor or the policies of a pipeline, so that both can only agree by computing the same thing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ddip.errors import ConfigError
+from ddip.pipeline.borders import tensors_in, with_tensors
+from ddip.pipeline.ledger import Json, did_you_mean
+from ddip.pipeline.textbook_optimizers import Group, Memory, Spike, group_of, stepped
+from ddip.pipeline.textbook_predictions import PREDICTORS, Partial, predicted
+
+Weights = dict[str, Tensor]
+OTHER_POLICIES = ("none", "stash", "nesterov", "pipemare", "spike", "gap_aware")
+
+
+class Difference(Exception):  # noqa: N818 - not an error of ours: what replay is there to find
+    """The ledger says one thing, the computation another."""
+
+
+@dataclass
+class Flight:
+    """A micro-batch between its forward and its backward."""
+
+    inputs: list[Tensor]  # leaves that receive the border's gradient
+    call_with: Any  # what the module is called with: the leaves, cloned, in their tree
+    target: Any
+    samples: int
+    leaves: Weights
+    used: Weights  # the bits that the forward saw
+    base: Weights  # true weights of the version it read
+    version: int  # newest version at the time of the forward
+    staleness: int | None
+    outputs: list[Tensor] = field(default_factory=list)
+
+
+@dataclass
+class Gap:
+    """How far a stage moved while a micro-batch was in flight."""
+
+    stage: int
+    micro_batch: int
+    staleness: int
+    moved: float  # ‖w_B − w_F‖
+    missed: float  # ‖ŵ − w_B‖
+
+    @property
+    def ratio(self) -> float | None:
+        """Less than 1: the prediction helps. None: nothing moved."""
+        return self.missed / self.moved if self.moved > 0 else None
+
+
+def parts_of(policy: str) -> set[str]:
+    parts = policy.split("+")
+    for part in parts:
+        if part not in PREDICTORS and part not in OTHER_POLICIES:
+            known = [*PREDICTORS, *OTHER_POLICIES]
+            raise ConfigError(f"staleness {part!r}; expected {', '.join(known)}{did_you_mean(part, known)}")
+    if sum(part in PREDICTORS for part in parts) > 1:
+        raise ConfigError(f"staleness {policy!r}; expected at most one prediction")
+    return set(parts)
+
+
+def hash_of(module: nn.Module, weights: Weights) -> str:
+    digest = hashlib.sha256()
+    for name, _ in module.named_parameters():
+        digest.update(weights[name].detach().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def seed_of(run: int, stage: int, micro_batch: int) -> int:
+    """The seed of a forward: every forward has its own, so nothing about generators needs to be stored."""
+    return _mixed(_mixed(run + stage) + micro_batch) >> 1
+
+
+def _mixed(value: int) -> int:
+    """splitmix64."""
+    low = (1 << 64) - 1
+    value = (value + 0x9E3779B97F4A7C15) & low
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & low
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & low
+    return value ^ (value >> 31)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+class Stage:
+    """REQUIRES: the module holds its initial weights; it is never changed."""
+
+    def __init__(self, index: int, module: nn.Module, loss: Any, header: Json) -> None:
+        described = header["optimizer"][index]
+        self.index, self.module, self.loss = index, module, loss
+        self.last = index == header["stages"] - 1
+        self.seed, self.accumulate, self.clip = header["seed"], header["accumulate"], header["clip"]
+        self.autocast = header["precision"] == "bf16"
+        self.groups = [group_of(described["name"], described.get("form", "torch"), group) for group in described["groups"]]
+        self.parts, self.options = parts_of(header["staleness"]), header["options"]
+        self.predictor = next((part for part in sorted(self.parts) if part in PREDICTORS), None)
+        self.mean_staleness = float(header["mean_staleness"][index])
+        self.version = 0
+        self.versions: dict[int, Weights] = {0: {name: p.detach().clone() for name, p in module.named_parameters()}}
+        self.trained = [name for group in self.groups for name in group.parameters]
+        self.buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+        self.memory = {name: Memory() for name in self.trained}
+        self.flights: dict[int, Flight] = {}
+        self.pending: dict[int, Weights] = {}  # gradients since the last step, in the order in which they came
+        self.samples: dict[int, int] = {}  # what each pending gradient counts for
+        self.loss_scale = 1.0
+        self.forwards = 0
+        self.drift = {name: torch.zeros_like(self.weights[name]) for name in self.trained}  # pipemare's δ
+        self.motion = {name: torch.zeros_like(self.weights[name]) for name in self.trained}  # gap_aware's ρ
+        self.highest = [0.0 for _ in self.groups]
+        self._check_parameters()
+
+    @property
+    def weights(self) -> Weights:
+        return self.versions[self.version]
+
+    def _check_parameters(self) -> None:
+        names = dict(self.module.named_parameters())
+        for name in self.trained:
+            if name not in names:
+                raise ConfigError(f"stage {self.index}: the ledger's optimizer has {name!r}, the program's module has not")
+        for name, parameter in names.items():
+            if parameter.requires_grad and self.trained.count(name) != 1:
+                raise ConfigError(f"stage {self.index}: {name!r} stands in {self.trained.count(name)} groups; expected 1")
+
+    # ---- forward and backward
+
+    def forward(self, said: Json, micro_batch: int, border: Any, target: Any, samples: int) -> Any:
+        """The border that the next stage receives; on the last stage (sum of losses, count)."""
+        leaves = []
+
+        def leaf(tensor: Tensor) -> Tensor:
+            tensor = tensor.detach().clone()
+            if self.index > 0 and tensor.is_floating_point():
+                leaves.append(tensor.requires_grad_())
+            return tensor
+
+        received = with_tensors(border, leaf)
+        used = self._weights_for(said, None)
+        flight = Flight(leaves, received, target, samples, {}, used, self.versions[said["version"]], self.version, said.get("n"))
+        result = self._run(flight, micro_batch, used, self.buffers)
+        self.flights[micro_batch] = flight
+        self.forwards += 1
+        return result
+
+    def backward(
+        self, said: Json, micro_batch: int, recomputed: bool, gradients: list[Tensor | None] | None
+    ) -> tuple[list[Tensor | None], Weights]:
+        """Gradients for the border before this stage, and of the weights. `gradients`: from the next stage, None on the last."""
+        flight = self.flights.pop(micro_batch)
+        weights = flight.used if said["kind"] == "forward" else self._weights_for(said, flight)
+        if recomputed:
+            self._run(flight, micro_batch, weights, {name: buffer.clone() for name, buffer in self.buffers.items()})
+        else:
+            for name, held in flight.leaves.items():
+                held.data.copy_(weights[name])  # behind autograd's back, as the executor's flat buffer does it
+        outputs = flight.outputs
+        if gradients is None:
+            gradients = [torch.full_like(outputs[0], self.loss_scale)]
+        wanted = [*flight.inputs, *(flight.leaves[name] for name in self.trained)]
+        pairs = [(y, g) for y, g in zip(outputs, gradients, strict=True) if g is not None and y.requires_grad]
+        found: Sequence[Tensor | None] = [None] * len(wanted)
+        if pairs:
+            found = torch.autograd.grad([y for y, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
+        of_inputs, of_weights = list(found[: len(flight.inputs)]), found[len(flight.inputs) :]
+        gradient = {
+            name: torch.zeros_like(self.weights[name]) if part is None else part
+            for name, part in zip(self.trained, of_weights, strict=True)
+        }
+        if "gap_aware" in self.parts:
+            gradient = self._scaled_by_gap(gradient, flight.used)
+        return of_inputs, gradient
+
+    def gap(self, micro_batch: int) -> Gap:
+        """REQUIRES: its backward comes next."""
+        flight = self.flights[micro_batch]
+
+        def distance(a: Weights, b: Weights) -> float:
+            return math.sqrt(sum((a[name].double() - b[name].double()).square().sum().item() for name in self.trained))
+
+        moved, missed = distance(self.weights, flight.base), distance(flight.used, self.weights)
+        return Gap(self.index, micro_batch, self.version - flight.version, moved, missed)
+
+    def _run(self, flight: Flight, micro_batch: int, weights: Weights, buffers: Weights) -> Any:
+        trained = set(self.trained)
+        flight.leaves = {name: w.clone().requires_grad_(name in trained) for name, w in weights.items()}
+        call_with = with_tensors(flight.call_with, torch.clone)  # a module may work in place on what it receives
+        with seeded(seed_of(self.seed, self.index, micro_batch)), torch.autocast("cpu", torch.bfloat16, self.autocast):
+            arguments = call_with if isinstance(call_with, tuple) else (call_with,)
+            output = functional_call(self.module, (flight.leaves, buffers), arguments)
+            if not self.last:
+                flight.outputs = [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
+                return output
+            value = self.loss(output, flight.target)
+            total, count = value if isinstance(value, tuple) else (value * flight.samples, flight.samples)
+        flight.outputs = [total]
+        return total, count
+
+    def _weights_for(self, said: Json, flight: Flight | None) -> Weights:
+        version = said["version"]
+        if version not in self.versions:
+            raise Difference(f"reads version {version}; the newest is {self.version}")
+        if said["kind"] == "true":
+            return self.versions[version]
+        if version != self.version:
+            raise Difference(f"predicts from version {version}; the newest is {self.version}")
+        if said["kind"] == "corrected":
+            return self._corrected()
+        if self.predictor is None:
+            raise Difference("predicts, but the ledger's policy has no prediction")
+        ahead = said["n"] if "n" in said else 1
+        if len(said["rates"]) != len(self.groups) or any(len(rates) != ahead for rates in said["rates"]):
+            raise Difference(f"rates {said['rates']}; expected {ahead} for each of {len(self.groups)} groups")
+        result = dict(self.weights)
+        for group, rates in zip(self.groups, said["rates"], strict=True):
+            for name in group.parameters:
+                result[name] = predicted(
+                    self.predictor, group, self.weights[name], self.memory[name], self.version, rates,
+                    self._partial(said.get("partial", []), group, name), said.get("distance", 0),
+                    self.options.get("second") == "decayed",
+                )  # fmt: skip
+        return result
+
+    def _partial(self, micro_batches: list[int], group: Group, name: str) -> Partial | None:
+        if not micro_batches:
+            return None
+        unknown = [k for k in micro_batches if k not in self.pending]
+        if unknown:
+            raise Difference(f"predicts with the gradient of micro-batch {unknown[0]}, which is not in the running sum")
+        sign, count = -1.0 if group.maximize else 1.0, sum(self.samples[k] for k in micro_batches)
+        weight = sign * len(micro_batches) / (self.accumulate * count)
+        return Partial(self._sum(name, micro_batches), weight / self.loss_scale)
+
+    def _sum(self, name: str, micro_batches: list[int]) -> Tensor:
+        total = torch.zeros_like(self.weights[name])
+        for k in micro_batches:
+            total.add_(self.pending[k][name])
+        return total
+
+    # ---- step
+
+    def step(self, micro_batches: list[int], divisor: float, rates: list[float], share: list[int] | None) -> None:
+        """Divides, clips, steps. REQUIRES: every micro-batch is pending."""
+        gradient = {name: self._sum(name, micro_batches).div_(divisor) for name in self.trained}
+        if self.clip is not None:
+            _clip([gradient[name] for name in self.trained], self.clip)
+        old, new = self.weights, dict(self.weights)
+        for index, group in enumerate(self.groups):
+            rate = self._rate(rates[index], share)
+            self.highest[index] = max(self.highest[index], rate)
+            for name in group.parameters:
+                memory = self.memory[name]
+                new[name] = stepped(group, old[name], gradient[name], memory, self.version + 1, rate, self._spike(group))
+        self.version += 1
+        self.versions[self.version] = new
+        for group in self.groups:
+            for name in group.parameters:
+                self._follow(group, name, old[name], new[name])
+        for k in micro_batches:
+            del self.pending[k], self.samples[k]
+
+    def _rate(self, rate: float, share: list[int] | None) -> float:
+        if share is not None:
+            rate = rate * share[0] / share[1]
+        if "pipemare" in self.parts:
+            warm = self.options.get("warmup_steps", 0)
+            power = 1.0 - min(self.version / warm, 1.0) if warm > 0 else 0.0
+            rate = rate / max(1.0, self.mean_staleness) ** power
+        return rate
+
+    def _spike(self, group: Group) -> Spike | None:
+        delay = math.floor(self.mean_staleness + 0.5)
+        if "spike" not in self.parts or delay == 0:
+            return None
+        a = group.momentum**delay
+        return Spike(a, (1.0 - a) / (1.0 - group.momentum))
+
+    # ---- pipemare and gap_aware: what they remember from step to step
+
+    def _follow(self, group: Group, name: str, old: Tensor, new: Tensor) -> None:
+        if "pipemare" in self.parts and self.mean_staleness > 0:
+            keep = self.options.get("decay", 0.135) ** (1.0 / self.mean_staleness)
+            self.drift[name].mul_(keep).add_(torch.sub(new, old), alpha=1.0 - keep)
+        if "gap_aware" in self.parts:
+            keep, memory = self._smoothing(group), self.memory[name]
+            change = torch.sub(new, old)
+            if group.name == "sgd" and group.form == "torch":
+                seen = memory.velocity if group.momentum != 0 else memory.gradient
+                assert seen is not None
+                change = seen
+            self.motion[name].mul_(keep).addcmul_(change, change, value=1.0 - keep)
+
+    def _smoothing(self, group: Group) -> float:
+        return float(self.options.get("smoothing", 0.999)) if group.name == "sgd" else group.betas[1]
+
+    def _corrected(self) -> Weights:
+        if self.mean_staleness == 0:
+            return self.weights
+        moved = {name: torch.add(self.weights[name], self.drift[name], alpha=-self.mean_staleness) for name in self.trained}
+        return {**self.weights, **moved}
+
+    def _scaled_by_gap(self, gradient: Weights, used: Weights) -> Weights:
+        scaled = dict(gradient)
+        for group, highest in zip(self.groups, self.highest, strict=True):
+            by_rate = group.name == "sgd" and group.form == "torch"
+            if self.version == 0 or (by_rate and highest == 0):
+                continue
+            correction = math.sqrt(1.0 / (1.0 - self._smoothing(group) ** self.version))
+            for name in group.parameters:
+                usual = self.motion[name].sqrt().mul_(correction).add_(self.options.get("epsilon", 1e-8))
+                if by_rate:
+                    usual.mul_(highest)
+                penalty = torch.sub(self.weights[name], used[name]).abs_().div_(usual).add_(1.0)
+                scaled[name] = gradient[name].div(penalty)
+        return scaled
+
+
+def _clip(gradients: list[Tensor], largest: float) -> None:
+    """The norm is that of the flat buffer: each parameter begins at a multiple of 64 bytes, zeros between."""
+    pieces = []
+    for gradient in gradients:
+        step = 64 // gradient.element_size()
+        pieces.append(torch.nn.functional.pad(gradient.reshape(-1), (0, -gradient.numel() % step)))
+    scale = largest / (torch.linalg.vector_norm(torch.cat(pieces)).item() + 1e-6)
+    if scale < 1:
+        for gradient in gradients:
+            gradient.mul_(scale)
