@@ -48,7 +48,7 @@ RECORDS: dict[str, tuple[Json, Json]] = {
     "weight_gradient": ({"stage": COUNT, "micro_batch": COUNT}, {}),
     "step": (
         {"stage": COUNT, "step": COUNT, "micro_batches": COUNTS, "count": COUNT, "rates": NUMBERS, "sha256": HASH},
-        {"share": COUNTS},
+        {"share": COUNTS, "gradient": HASH},
     ),
     "drain": ({"stage": COUNT, "version": COUNT, "sha256": HASH}, {}),
 }

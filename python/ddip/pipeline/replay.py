@@ -213,7 +213,10 @@ class Interpreter:
         self._agree(record, "count", sum(stage.samples.values()))
         if len(values["rates"]) != len(stage.groups):
             raise Difference(f"{len(values['rates'])} rates for {len(stage.groups)} groups")
-        stage.step(values["micro_batches"], float(values["count"]) * stage.loss_scale, values["rates"], values.get("share"))
+        divisor = float(values["count"]) * stage.loss_scale
+        gradient = stage.step(values["micro_batches"], divisor, values["rates"], values.get("share"))
+        if self.fill or "gradient" in values:
+            self._agree(record, "gradient", hash_of(stage.module, gradient))
         self._agree(record, "sha256", hash_of(stage.module, stage.weights))
         self.result.steps += 1
 

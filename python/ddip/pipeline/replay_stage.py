@@ -73,10 +73,12 @@ def parts_of(policy: str) -> set[str]:
     return set(parts)
 
 
-def hash_of(module: nn.Module, weights: Weights) -> str:
+def hash_of(module: nn.Module, tensors: Weights) -> str:
+    """Of weights, or of gradients (frozen parameters have none)."""
     digest = hashlib.sha256()
     for name, _ in module.named_parameters():
-        digest.update(weights[name].detach().contiguous().numpy().tobytes())
+        if name in tensors:
+            digest.update(tensors[name].detach().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -128,6 +130,7 @@ class Stage:
         self.motion = {name: torch.zeros_like(self.weights[name]) for name in self.trained}  # gap_aware's ρ
         self.highest = [0.0 for _ in self.groups]
         self._check_parameters()
+        self._check_policy()
 
     @property
     def weights(self) -> Weights:
@@ -141,6 +144,15 @@ class Stage:
         for name, parameter in names.items():
             if parameter.requires_grad and self.trained.count(name) != 1:
                 raise ConfigError(f"stage {self.index}: {name!r} stands in {self.trained.count(name)} groups; expected 1")
+
+    def _check_policy(self) -> None:
+        for group in self.groups:
+            if self.predictor is not None and group.name not in PREDICTORS[self.predictor]:
+                known = " or ".join(PREDICTORS[self.predictor])
+                raise ConfigError(f"staleness {self.predictor!r} with optimizer {group.name}; expected {known}")
+            plain = group.name == "sgd" and group.form == "torch" and 0 < group.momentum < 1
+            if "spike" in self.parts and (not plain or group.nesterov or group.dampening != 0):
+                raise ConfigError("staleness 'spike'; expected SGD with momentum, without nesterov and dampening")
 
     # ---- forward and backward
 
@@ -258,8 +270,8 @@ class Stage:
 
     # ---- step
 
-    def step(self, micro_batches: list[int], divisor: float, rates: list[float], share: list[int] | None) -> None:
-        """Divides, clips, steps. REQUIRES: every micro-batch is pending."""
+    def step(self, micro_batches: list[int], divisor: float, rates: list[float], share: list[int] | None) -> Weights:
+        """Divides, clips, steps. The gradient that the optimizer saw. REQUIRES: every micro-batch is pending."""
         gradient = {name: self._sum(name, micro_batches).div_(divisor) for name in self.trained}
         if self.clip is not None:
             _clip([gradient[name] for name in self.trained], self.clip)
@@ -277,6 +289,7 @@ class Stage:
                 self._follow(group, name, old[name], new[name])
         for k in micro_batches:
             del self.pending[k], self.samples[k]
+        return gradient
 
     def _rate(self, rate: float, share: list[int] | None) -> float:
         if share is not None:

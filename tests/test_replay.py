@@ -1,0 +1,653 @@
+"""The one-process simulator, and the replay of its ledgers: what it computes, and that every planted lie is found."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ddip.errors import ConfigError
+from ddip.pipeline import ledger as ledgers
+from ddip.pipeline.ledger import Ledger, Record
+from ddip.pipeline.replay import Replay, micro_batches_of, replay
+from ddip.pipeline.replay_stage import Stage, hash_of, seed_of, seeded
+from ddip.pipeline.simulate import Simulation, simulate
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = ROOT / "python" / "ddip" / "_bin" / "ddip"
+Data = list[tuple[Any, Any]]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def stages_of(kind: str = "plain") -> list[nn.Module]:
+    torch.manual_seed(11)
+    middle: list[nn.Module] = {
+        "plain": [nn.Tanh()],
+        "dropout": [nn.Dropout(0.4), nn.Tanh()],
+        "batch norm": [nn.BatchNorm1d(9), nn.ReLU(inplace=True)],
+    }[kind]
+    return [
+        nn.Sequential(nn.Linear(5, 9), *copy.deepcopy(middle), nn.Linear(9, 9)),
+        nn.Sequential(nn.ReLU(inplace=True), nn.Linear(9, 9), *copy.deepcopy(middle)),  # in place at the border
+        nn.Sequential(nn.Linear(9, 9), *copy.deepcopy(middle), nn.Linear(9, 3)),
+    ]
+
+
+def data_of(batches: int = 7, samples: int = 6, last: int = 6) -> Data:
+    generator = torch.Generator().manual_seed(12)
+    sizes = [samples] * (batches - 1) + [last]
+    return [(torch.randn(n, 5, generator=generator), torch.randint(0, 3, (n,), generator=generator)) for n in sizes]
+
+
+def mean_loss(output: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output, y)
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, 0.1, momentum=0.9)
+
+
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "sgd": sgd,
+    "decay": lambda p: torch.optim.SGD(p, 0.1, momentum=0.8, weight_decay=0.02, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, 0.01, betas=(0.8, 0.95)),
+    "adamw": lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1),
+    "nadam": lambda p: torch.optim.NAdam(p, 0.01, betas=(0.99, 0.999)),
+}
+POLICIES = [
+    ("none", "sgd"), ("stash", "sgd"), ("msnag", "sgd"), ("msnag", "decay"), ("msnag+stash", "sgd"), ("aggmsnag", "sgd"),
+    ("aggmsnag", "decay"), ("aggmsnag+stash", "sgd"), ("aggmsnag", "adamw"), ("spectrain", "sgd"), ("spectrain+stash", "sgd"),
+    ("lwp", "sgd"), ("spike", "sgd"), ("lwp+spike", "sgd"), ("adam", "adam"), ("adam+stash", "adam"), ("adamw", "adamw"),
+    ("adamw+stash", "adamw"), ("nadam", "nadam"), ("nadam+stash", "nadam"), ("nesterov", "nadam"), ("pipemare", "sgd"),
+    ("gap_aware", "sgd"), ("gap_aware", "adam"), ("gap_aware+msnag", "sgd"),
+]  # fmt: skip
+OPTIONS = {"pipemare": {"warmup_steps": 5, "decay": 0.2}}
+
+
+def run(policy: str = "none", optimizer: str = "sgd", kind: str = "plain", data: Data | None = None, **more: Any) -> Simulation:
+    settings = {"micro_batches": 2, "accumulate": 2, "window": [4, 2, 0], "options": OPTIONS.get(policy, {}), **more}
+    return simulate(stages_of(kind), mean_loss, data or data_of(), optimizer=OPTIMIZERS[optimizer], staleness=policy, **settings)
+
+
+def again(ledger: Ledger, tmp_path: Path, kind: str = "plain", data: Data | None = None) -> Replay:
+    """Through the file, as another process would do it."""
+    ledger.write(tmp_path / "ledger.jsonl")
+    return replay(tmp_path / "ledger.jsonl", stages_of(kind), mean_loss, data or data_of())
+
+
+# ---- against computations that know nothing of stages or ledgers
+
+
+@pytest.mark.parametrize("kind", ["plain", "dropout", "batch norm"])
+@pytest.mark.parametrize("schedule", ["seq", "gpipe", "1f1b"])
+def test_synchronous_schedules_are_accumulation_on_one_device(schedule: str, kind: str) -> None:
+    """Bit for bit, when the micro-batches are added in the order of the schedule. The last batch is smaller."""
+    data = data_of(last=5)
+    found = run(schedule=schedule, kind=kind, data=data, accumulate=2, window=None)
+    stages = stages_of(kind)
+    optimizer = sgd([p for stage in stages for p in stage.parameters()])
+    batches = [micro_batches_of([pair], 2) for pair in data]
+    k = 0
+    for first in range(0, len(batches), 2):
+        together = batches[first : first + 2]
+        count = sum(len(x) for batch in together for x, _ in batch)
+        for batch in together:
+            losses = []
+            for x, y in batch:
+                for index, stage in enumerate(stages):
+                    with seeded(seed_of(0, index, k)):
+                        x = stage(x.clone())  # stages work in place on what they receive
+                losses.append(mean_loss(x, y) * len(y))
+                k += 1
+            for loss in reversed(losses) if schedule == "gpipe" else losses:
+                loss.backward()
+        for p in optimizer.param_groups[0]["params"]:
+            p.grad /= count
+        optimizer.param_groups[0]["lr"] = 0.1 * len(together) / 2  # the leftover batch steps with half the rate
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    for stage, weights, buffers in zip(stages, found.weights, found.buffers, strict=True):
+        assert hash_of(stage, weights) == hash_of(stage, dict(stage.named_parameters()))
+        assert all(torch.equal(buffers[name], buffer) for name, buffer in stage.named_buffers())
+
+
+def msnag_by_hand(weight: Tensor, velocity: Tensor | None, n: int) -> Tensor:
+    coefficient = sum(0.1 * 0.9**k for k in range(1, n + 1))
+    return weight if velocity is None or n == 0 else weight - coefficient * velocity
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "dropout", "batch norm"])
+@pytest.mark.parametrize("policy", ["none", "stash", "msnag", "msnag+stash"])
+def test_asynchronous_runs_are_what_a_loop_over_versions_gives(policy: str, kind: str, recompute: bool) -> None:
+    """Micro-batch k reads version max(0, k−W)//se of each stage and steps version k//se: one loop over k, whole modules
+    copied per version, torch.optim for the steps."""
+    if not recompute and not policy.endswith("stash"):
+        pytest.skip("old activations with new weights: tests/test_pipeline_weights.py")
+    data, windows, se = data_of(), [4, 2, 0], 2
+    found = run(policy, kind=kind, recompute=recompute)
+    live = stages_of(kind)
+    optimizers = [sgd(list(stage.parameters())) for stage in live]
+    versions: list[list[dict[str, Tensor]]] = [[] for _ in live]
+    velocities: list[list[dict[str, Tensor | None]]] = [[] for _ in live]
+
+    def remember() -> None:
+        for index, stage in enumerate(live):
+            versions[index].append({name: p.detach().clone() for name, p in stage.named_parameters()})
+            state = optimizers[index].state
+            velocities[index].append({name: copy.deepcopy(state[p].get("momentum_buffer")) for name, p in stage.named_parameters()})
+
+    def with_weights(index: int, weights: dict[str, Tensor]) -> nn.Module:
+        module = copy.deepcopy(live[index])
+        module.load_state_dict({**module.state_dict(), **weights})
+        return module
+
+    remember()
+    parts = micro_batches_of(data, 2)
+    for k, (x, y) in enumerate(parts):
+        inputs, used, h = [], [], x
+        for index, stage in enumerate(live):
+            version = max(0, k - windows[index]) // se
+            weights = versions[index][version]
+            if policy.startswith("msnag"):
+                n = k // se - version
+                weights = {name: msnag_by_hand(w, velocities[index][version][name], n) for name, w in weights.items()}
+            module = with_weights(index, weights)
+            inputs.append(h.detach().clone())
+            used.append(weights)
+            with seeded(seed_of(0, index, k)):
+                h = module(inputs[-1].clone())
+            for name, buffer in module.named_buffers():
+                stage.get_buffer(name).copy_(buffer)
+        gradient: Tensor | None = None
+        for index in reversed(range(3)):
+            kept = policy.endswith("stash") or (index == 2)
+            module = with_weights(index, used[index] if kept else versions[index][k // se])
+            border = inputs[index].requires_grad_(index > 0)
+            with seeded(seed_of(0, index, k)):
+                output = module(border.clone())
+                value = mean_loss(output, y) * len(y) if gradient is None else output
+            value.backward(gradient)
+            gradient = border.grad
+            for mine, p in zip(live[index].parameters(), module.parameters(), strict=True):
+                mine.grad = p.grad if mine.grad is None else mine.grad + p.grad
+        if (k + 1) % se == 0:
+            for index, stage in enumerate(live):
+                for p in stage.parameters():
+                    p.grad = p.grad / 6  # 2 micro-batches of 3 samples
+                optimizers[index].step()
+                optimizers[index].zero_grad()
+            remember()
+    for stage, weights, buffers in zip(live, found.weights, found.buffers, strict=True):
+        for name, p in stage.named_parameters():
+            if policy.startswith("msnag"):
+                torch.testing.assert_close(weights[name], p.detach(), rtol=1e-5, atol=1e-6)
+            else:
+                assert torch.equal(weights[name], p.detach()), name
+        for name, buffer in stage.named_buffers():
+            torch.testing.assert_close(buffers[name], buffer, rtol=1e-5, atol=1e-6)
+
+
+def test_old_activations_meet_new_weights_by_hand() -> None:
+    """y = b·(a·x) with scalar stages and a kept graph: da of micro-batch 1 has the forward's a·x and the newest b."""
+
+    class Times(nn.Module):
+        def __init__(self, value: float) -> None:
+            super().__init__()
+            self.first, self.second = nn.Parameter(torch.tensor([[value]])), nn.Parameter(torch.tensor([[value + 1]]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ self.first) @ self.second
+
+    data = [(torch.tensor([[float(x)]]), torch.tensor([0.0])) for x in (1, 2, 3)]
+    found = simulate([Times(0.5), Times(0.25)], lambda out, y: (out.sum(), 1), data,
+                     optimizer=lambda p: torch.optim.SGD(p, 0.1), schedule="async_1f1b", window=[1, 0])  # fmt: skip
+    a, b, c, d = 0.5, 1.5, 0.25, 1.25
+    old = None
+    for x in (1.0, 2.0, 3.0):
+        fa, fb = (a, b) if old is None else old  # one step behind
+        old = (a, b)
+        h = x * fa * fb
+        dh = c * d
+        c, d = c - 0.1 * h * d, d - 0.1 * h * c
+        a, b = a - 0.1 * dh * x * b, b - 0.1 * dh * x * fa  # b: newest in da; a·x: the forward's in db
+    assert found.weights[0]["first"].item() == pytest.approx(a, rel=1e-5)
+    assert found.weights[0]["second"].item() == pytest.approx(b, rel=1e-5)
+    assert found.weights[1]["first"].item() == pytest.approx(c, rel=1e-5)
+
+
+# ---- order and staleness
+
+
+def staleness_in(found: Simulation, stage: int) -> list[int]:
+    return [r.values["weights"]["n"] for r in found.ledger.records if r.kind == "forward" and r.stage == stage]
+
+
+def test_staleness_is_counted_as_the_formula_says() -> None:
+    stages = [nn.Linear(2, 2) for _ in range(8)]
+    data = [(torch.randn(1, 2), torch.zeros(1, 2)) for _ in range(40)]
+    found = simulate(stages, nn.functional.mse_loss, data, optimizer=sgd, accumulate=4)
+    for stage in range(8):
+        depth = 7 - stage
+        for k, n in enumerate(staleness_in(found, stage)):
+            done = max(0, k - depth)
+            assert n == sum(1 for y in range(done, k) if y % 4 == 3)
+    assert staleness_in(found, 0)[12:20] == [2, 2, 2, 1, 2, 2, 2, 1]
+    assert {gap.staleness for gap in found.gaps if gap.stage == 7} == {0}
+
+
+def test_presets_and_caps() -> None:
+    two = run(schedule="2bw", accumulate=4)
+    for record in two.ledger.records:
+        if record.kind in ("forward", "backward"):
+            assert record.values["weights"]["version"] == max(0, record.values["micro_batch"] // 4 - 1)
+    assert max(staleness_in(run(schedule="paci", accumulate=4), 0)) == 1
+    capped = run(schedule="virtual_async", accumulate=1, max_staleness=1, window=None)
+    assert [max(staleness_in(capped, stage)) for stage in range(3)] == [1, 0, 0]
+
+
+def test_gaps_say_whether_a_prediction_helps() -> None:
+    none, predicted = run("none"), run("msnag")
+    assert all(gap.ratio == 1 for gap in none.gaps if gap.moved > 0)
+    ratios = [gap.ratio for gap in predicted.gaps if gap.ratio is not None and gap.staleness > 0]
+    assert sum(ratios) / len(ratios) < 0.9
+    assert all(gap.moved == 0 for gap in none.gaps if gap.staleness == 0)
+
+
+def test_the_leftover_steps_with_its_share() -> None:
+    found = run(accumulate=4, data=data_of(batches=3))  # 6 micro-batches
+    steps = [r.values for r in found.ledger.records if r.kind == "step" and r.stage == 0]
+    assert [step.get("share") for step in steps] == [None, [2, 4]]
+    assert [step["count"] for step in steps] == [12, 6]
+
+
+@pytest.mark.parametrize(("wrong", "says"), [
+    ({"schedule": "async_1f2b"}, "did you mean async_1f1b?"),
+    ({"staleness": "msnagg"}, "did you mean msnag?"),
+    ({"staleness": "msnag+lwp"}, "at most one prediction"),
+    ({"schedule": "2bw", "staleness": "msnag"}, "expected none"),
+    ({"schedule": "2bw", "accumulate": 2}, "expected at least"),
+    ({"window": [1]}, "one per stage"),
+    ({"optimizer": lambda p: torch.optim.RMSprop(p)}, "optimizer RMSprop"),
+    ({"optimizer": lambda p: torch.optim.Adam(p, amsgrad=True)}, "amsgrad"),
+    ({"staleness": "msnag", "optimizer": OPTIMIZERS["adam"]}, "msnag"),
+    ({"staleness": "spike", "optimizer": OPTIMIZERS["decay"]}, "spike"),
+])  # fmt: skip
+def test_wrong_requests_are_refused_in_one_line(wrong: dict[str, Any], says: str) -> None:
+    settings: dict[str, Any] = {"optimizer": sgd, "micro_batches": 2, "accumulate": 2, **wrong}
+    with pytest.raises(ConfigError) as error:
+        simulate(stages_of(), mean_loss, data_of(), **settings)
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+# ---- properties of single policies
+
+
+def stage_of(policy: str, **settings: float) -> Stage:
+    torch.manual_seed(1)
+    module = nn.Linear(4, 4)
+    described = {"name": "sgd", "groups": [{"parameters": ["weight", "bias"], "momentum": 0.9, **settings}]}
+    header = {"stages": 1, "seed": 0, "accumulate": 1, "clip": None, "precision": "fp32", "optimizer": [described],
+              "staleness": policy, "options": {}, "mean_staleness": [1.5]}  # fmt: skip
+    stage = Stage(0, module, lambda y, _: (y.square().sum(), 1), header)
+    for k in range(3):
+        one_round(stage, k, {"kind": "true", "version": k, "n": 0})
+    return stage
+
+
+def one_round(stage: Stage, k: int, seen: dict[str, Any]) -> None:
+    stage.forward(seen, k, torch.ones(2, 4), None, 2)
+    _, stage.pending[k] = stage.backward({"kind": "forward"}, k, False, None)
+    stage.samples[k] = 2
+    stage.step([k], 2.0, [0.1], None)
+
+
+def test_true_weights_are_the_same_bits_after_predict_forward_restore() -> None:
+    stage = stage_of("msnag")
+    before = hash_of(stage.module, stage.weights)
+    stage.forward({"kind": "predicted", "version": 3, "n": 2, "rates": [[0.1, 0.1]]}, 9, torch.ones(2, 4), None, 2)
+    assert not torch.equal(stage.flights[9].used["weight"], stage.weights["weight"])
+    assert hash_of(stage.module, stage.weights) == before
+    stage.backward({"kind": "true", "version": 3}, 9, False, None)
+    assert hash_of(stage.module, stage.weights) == before
+
+
+def test_gap_aware_leaves_fresh_gradients_and_is_linear_in_the_gap() -> None:
+    stage = stage_of("gap_aware")
+    gradient = {name: torch.ones_like(w) for name, w in stage.weights.items()}
+    fresh = stage._scaled_by_gap(gradient, stage.weights)
+    assert all(torch.equal(fresh[name], gradient[name]) for name in gradient)
+    step = {name: torch.rand_like(w) * 0.1 for name, w in stage.weights.items()}
+    penalties = []
+    for factor in (1.0, 2.0):
+        used = {name: w - factor * step[name] for name, w in stage.weights.items()}
+        penalties.append({name: 1 / g.double() - 1 for name, g in stage._scaled_by_gap(gradient, used).items()})
+    for name in gradient:
+        assert (penalties[0][name] > 0.1).sum() > penalties[0][name].numel() / 2
+        torch.testing.assert_close(penalties[1][name], 2 * penalties[0][name], rtol=1e-4, atol=1e-5)
+
+
+def test_gap_aware_measures_the_gap_in_usual_steps() -> None:
+    """One weight that always moves by the same step: a gap of one step doubles π, whatever the size of the step."""
+    stage = stage_of("gap_aware", momentum=0.0)
+    for name in stage.motion:
+        stage.motion[name].fill_(4.0 * (1 - 0.999**3))  # velocity 2, three times
+    used = {name: w - 0.1 * 2 for name, w in stage.weights.items()}
+    scaled = stage._scaled_by_gap({name: torch.ones_like(w) for name, w in stage.weights.items()}, used)
+    assert all(torch.allclose(g, torch.tensor(0.5), rtol=1e-4) for g in scaled.values())
+
+
+def test_pipemare_goes_back_by_the_mean_motion() -> None:
+    stage = stage_of("pipemare")
+    for name in stage.drift:
+        stage.drift[name].fill_(0.25)
+    corrected = stage._corrected()
+    assert all(torch.allclose(stage.weights[name] - corrected[name], torch.tensor(1.5 * 0.25), atol=1e-6) for name in corrected)
+    rates = []
+    stage.options = {"warmup_steps": 4}
+    for stage.version in (0, 2, 4, 8):
+        rates.append(stage._rate(1.0, None))
+    assert rates == pytest.approx([1 / 1.5, 1 / math.sqrt(1.5), 1, 1])
+
+
+def test_pipemare_follows_steady_motion_exactly() -> None:
+    stage = stage_of("pipemare")
+    for name in stage.drift:
+        stage.drift[name].zero_()
+    for _ in range(200):
+        for name, w in stage.weights.items():
+            stage._follow(stage.groups[0], name, w, w + 0.5)
+    assert all(torch.allclose(drift, torch.tensor(0.5), rtol=1e-3) for drift in stage.drift.values())
+
+
+# ---- replay
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(("policy", "optimizer"), POLICIES)
+def test_a_ledger_replays_identically(policy: str, optimizer: str, recompute: bool, tmp_path: Path) -> None:
+    found = run(policy, optimizer, recompute=recompute, data=data_of(last=5), rate=lambda step: 1 / (1 + 0.1 * step))
+    result = again(found.ledger, tmp_path, data=data_of(last=5))
+    assert result.identical, result.difference
+    assert result.steps == 3 * 7 and result.losses == found.losses
+    assert all(hash_of(m, a) == hash_of(m, b) for m, a, b in zip(stages_of(), result.weights, found.weights, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["dropout", "batch norm"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "async_1f1b", "2bw"])
+def test_dropout_and_batch_norm_replay_identically(schedule: str, kind: str, tmp_path: Path) -> None:
+    found = run(kind=kind, schedule=schedule, accumulate=4, recompute=True, clip=0.5)
+    assert again(found.ledger, tmp_path, kind).identical
+
+
+def test_policies_differ() -> None:
+    """Else a replay that ignores the policy would pass."""
+    ends = {(p, o): run(p, o).ledger.records[-1].values["sha256"] for p, o in POLICIES}
+    # On the last stage nothing is stale; its inputs differ all the same.
+    assert len(set(ends.values())) == len(POLICIES)
+
+
+def test_recomputation_of_a_stash_changes_nothing() -> None:
+    kept, again_ = run("msnag+stash", kind="dropout"), run("msnag+stash", kind="dropout", recompute=True)
+    hashes = [[r.values["sha256"] for r in found.ledger.records if r.kind == "step"] for found in (kept, again_)]
+    assert hashes[0] == hashes[1]
+    assert hashes[0] != [r.values["sha256"] for r in run("msnag", kind="dropout").ledger.records if r.kind == "step"]
+
+
+def test_a_split_backward_adds_when_its_second_half_comes(tmp_path: Path) -> None:
+    ledger = run().ledger
+    for index in [i for i, r in enumerate(ledger.records) if r.kind == "backward"][::-1]:
+        record = ledger.records[index]
+        record.values["split"] = True
+        later = {"kind": "weight_gradient", "stage": record.stage, "micro_batch": record.values["micro_batch"]}
+        ledger.records.insert(index + 1, Record(0, later))
+    assert again(ledger, tmp_path).identical
+    steps = [i for i, r in enumerate(ledger.records) if r.kind == "weight_gradient"]
+    del ledger.records[steps[3]]
+    assert not again(ledger, tmp_path).identical
+
+
+def test_stages_may_be_interleaved_in_any_way(tmp_path: Path) -> None:
+    ledger = run("msnag").ledger
+    rng = random.Random(1)
+    queues = [[r for r in ledger.records if r.stage == stage] for stage in range(3)]
+    ledger.records = []
+    while any(queues):
+        ledger.records.append(rng.choice([queue for queue in queues if queue]).pop(0))
+    assert again(ledger, tmp_path).identical
+
+
+class Border(nn.Module):
+    """Gives a tuple with a number, None and integers among its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None, int, dict[str, Tensor]]:
+        return self.linear(x), None, 2, {"skip": x * 2, "sign": x.sign().long()}
+
+
+class AfterBorder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, h: Tensor, nothing: None, times: int, more: dict[str, Tensor]) -> Tensor:
+        assert nothing is None
+        return self.linear(h.relu_()) * times + more["skip"] * more["sign"]
+
+
+def test_tuples_cross_borders_and_unused_parameters_stay(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    stages: list[nn.Module] = [Border(), AfterBorder()]
+    stages[1].register_parameter("unused", nn.Parameter(torch.ones(2)))
+    stages[1].register_parameter("frozen", nn.Parameter(torch.ones(2), requires_grad=False))
+    data = [(torch.randn(4, 4), torch.randn(4, 4)) for _ in range(4)]
+    found = simulate(stages, lambda out, y: ((out - y).square().sum(), 4), data, optimizer=sgd, micro_batches=2)
+    found.ledger.write(tmp_path / "l")
+    assert replay(tmp_path / "l", stages, lambda out, y: ((out - y).square().sum(), 4), data).identical
+    assert torch.equal(found.weights[1]["unused"], torch.ones(2))
+
+
+# ---- planted lies
+
+
+def of(ledger: Ledger, kind: str, where: Callable[[Record], bool] = lambda r: True) -> list[Record]:
+    return [r for r in ledger.records if r.kind == kind and where(r)]
+
+
+def is_predicted(record: Record) -> bool:
+    return record.values["weights"]["kind"] == "predicted" and record.values["weights"]["version"] > 1
+
+
+def swap_versions(ledger: Ledger) -> None:
+    a, b = of(ledger, "forward", lambda r: r.stage == 0)[6:8], of(ledger, "forward", lambda r: r.stage == 0)[8:10]
+    a[0].values["weights"], b[0].values["weights"] = b[0].values["weights"], a[0].values["weights"]
+
+
+def change_n(by: int) -> Callable[[Ledger], None]:
+    def change(ledger: Ledger) -> None:
+        ledger.header["order"] = "ready"  # so that the count alone does not betray it: the bits must
+        seen = of(ledger, "forward", is_predicted)[0].values["weights"]
+        seen["n"] += by
+        seen["rates"] = [[*rates, rates[-1]][: seen["n"]] for rates in seen["rates"]]
+
+    return change
+
+
+def say_other_n(ledger: Ledger) -> None:
+    of(ledger, "forward")[5].values["weights"]["n"] += 1
+
+
+def drop_partial(ledger: Ledger) -> None:
+    of(ledger, "forward", lambda r: bool(r.values["weights"].get("partial")))[2].values["weights"]["partial"] = []
+
+
+def change_rate(ledger: Ledger) -> None:
+    seen = of(ledger, "forward", is_predicted)[1].values["weights"]
+    seen["rates"][0][0] *= 1.01
+
+
+def change_distance(ledger: Ledger) -> None:
+    of(ledger, "forward", is_predicted)[0].values["weights"]["distance"] += 1
+
+
+def change_distance_of_backward(ledger: Ledger) -> None:
+    of(ledger, "backward", lambda r: r.stage == 1)[4].values["weights"]["distance"] += 1
+
+
+def swap_sums(ledger: Ledger) -> None:
+    of(ledger, "step")[1].values["micro_batches"].reverse()
+
+
+def swap_backwards(ledger: Ledger) -> None:
+    """The order of sums as it would be if two backwards had come the other way round; the hash stays. Of three, because
+    a + b is b + a."""
+    a, b = of(ledger, "backward", lambda r: r.stage == 0)[4:6]
+    a.values, b.values = b.values, a.values
+    order = of(ledger, "step", lambda r: r.stage == 0)[1].values["micro_batches"]
+    order[1], order[2] = order[2], order[1]
+
+
+def wrong_count(ledger: Ledger) -> None:
+    of(ledger, "step")[2].values["count"] += 1
+
+
+def step_rate(ledger: Ledger) -> None:
+    of(ledger, "step")[2].values["rates"][0] *= 1 + 1e-6
+
+
+def wrong_share(ledger: Ledger) -> None:
+    of(ledger, "step")[2].values["share"] = [1, 2]
+
+
+def drop(kind: str) -> Callable[[Ledger], None]:
+    return lambda ledger: ledger.records.remove(of(ledger, kind)[3])
+
+
+def drop_last_step(ledger: Ledger) -> None:
+    ledger.records.remove(of(ledger, "step", lambda r: r.stage == 1)[-1])
+
+
+def twice(kind: str) -> Callable[[Ledger], None]:
+    def change(ledger: Ledger) -> None:
+        record = of(ledger, kind)[3]
+        ledger.records.insert(ledger.records.index(record), Record(0, dict(record.values)))
+
+    return change
+
+
+def other_recomputation(ledger: Ledger) -> None:
+    record = of(ledger, "backward", lambda r: r.stage == 0)[8]
+    record.values["recomputed"] = not record.values["recomputed"]
+
+
+def other_backward(ledger: Ledger) -> None:
+    record = of(ledger, "backward", lambda r: r.stage == 0)[8]
+    now = {"kind": "true", "version": record_version(ledger, record)}
+    record.values["weights"] = now if record.values["weights"]["kind"] == "forward" else {"kind": "forward"}
+
+
+def record_version(ledger: Ledger, record: Record) -> int:
+    before = ledger.records[: ledger.records.index(record)]
+    return sum(r.kind == "step" and r.stage == record.stage for r in before)
+
+
+def in_header(*path: Any, value: Any) -> Callable[[Ledger], None]:
+    def change(ledger: Ledger) -> None:
+        place = ledger.header
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+
+    return change
+
+
+GROUP = ("optimizer", 0, "groups", 0)
+LIES: list[tuple[str, str, str, Callable[[Ledger], None]]] = [
+    ("none", "sgd", "two versions swapped", swap_versions),
+    ("stash", "sgd", "two versions swapped", swap_versions),
+    ("msnag", "sgd", "two versions swapped", swap_versions),
+    *((p, o, f"n {by:+}", change_n(by)) for p, o in (
+        ("msnag", "sgd"), ("aggmsnag", "sgd"), ("lwp", "sgd"), ("adam", "adam"), ("adamw", "adamw"), ("nadam", "nadam"),
+    ) for by in (1, -1)),
+    ("none", "sgd", "n of a forward that predicts nothing", say_other_n),
+    ("aggmsnag", "sgd", "φ dropped", drop_partial),
+    ("aggmsnag", "adamw", "φ dropped", drop_partial),
+    ("aggmsnag", "sgd", "accumulate", in_header("accumulate", value=3)),
+    ("msnag", "sgd", "a rate of a prediction", change_rate),
+    ("spectrain", "sgd", "distance", change_distance),
+    ("spectrain", "sgd", "distance of a backward", change_distance_of_backward),
+    ("stash", "sgd", "order of sums said otherwise", swap_sums),
+    ("stash", "sgd", "order of backwards", swap_backwards),
+    ("none", "sgd", "count", wrong_count),
+    ("none", "sgd", "a rate of a step", step_rate),
+    ("none", "sgd", "share", wrong_share),
+    *(("none", "sgd", f"a {kind} dropped", drop(kind)) for kind in ("forward", "backward", "step")),
+    *(("none", "sgd", f"a {kind} twice", twice(kind)) for kind in ("forward", "backward", "step")),
+    ("none", "sgd", "the last step dropped", drop_last_step),
+    ("none", "sgd", "recomputation", other_recomputation),
+    ("stash", "sgd", "newest for stashed", other_backward),
+    ("none", "sgd", "stashed for newest", other_backward),
+    ("none", "sgd", "momentum", in_header(*GROUP, "momentum", value=0.91)),
+    ("none", "sgd", "decay", in_header(*GROUP, "weight_decay", value=1e-4)),
+    ("none", "sgd", "nesterov", in_header(*GROUP, "nesterov", value=True)),
+    ("none", "sgd", "Sutskever's form", in_header("optimizer", 0, "form", value="sutskever")),
+    ("none", "adam", "beta2", in_header(*GROUP, "betas", value=[0.8, 0.951])),
+    ("none", "sgd", "clip", in_header("clip", value=0.01)),
+    ("none", "sgd", "precision", in_header("precision", value="bf16")),
+    ("none", "sgd", "seed", in_header("seed", value=1)),
+    ("none", "sgd", "initial weights", in_header("initial", 1, value="0" * 64)),
+    ("spike", "sgd", "mean staleness", in_header("mean_staleness", 0, value=0.4)),
+    ("pipemare", "sgd", "mean staleness", in_header("mean_staleness", 0, value=1.0)),
+    ("pipemare", "sgd", "warm-up", in_header("options", "warmup_steps", value=6)),
+    ("gap_aware", "sgd", "policy", in_header("staleness", value="stash")),
+    ("gap_aware", "sgd", "smoothing", in_header("options", "smoothing", value=0.9)),
+    ("adam", "adam", "second moment", in_header("options", "second", value="decayed")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "optimizer", "lie", "change"), LIES, ids=[f"{p}-{o}-{lie}" for p, o, lie, _ in LIES])
+def test_a_planted_lie_is_found(policy: str, optimizer: str, lie: str, change: Callable[[Ledger], None], tmp_path: Path) -> None:
+    ledger = run(policy, optimizer, accumulate=3 if change is swap_backwards else 2).ledger
+    change(ledger)
+    result = again(ledger, tmp_path)
+    assert not result.identical and result.difference is not None
+    assert "line" in result.difference or "ends" in result.difference
+    assert "\n" not in result.difference
+
+
+def test_other_data_and_other_weights_are_found(tmp_path: Path) -> None:
+    ledger = run().ledger
+    other = data_of()
+    other[3][0][0, 0] += 1e-3
+    assert "loss" in (again(ledger, tmp_path, data=other).difference or "")
+    with pytest.raises(ConfigError, match="14 micro-batches, the program 12"):
+        again(ledger, tmp_path, data=other[:6])
+    assert "stage 1, version 0" in (replay(tmp_path / "ledger.jsonl", with_other_stage(), mean_loss, data_of()).difference or "")
+
+
+def with_other_stage() -> list[nn.Module]:
+    stages = stages_of()
+    with torch.no_grad():
+        next(stages[1].parameters()).view(-1)[0] += 1e-6
+    return stages
