@@ -224,7 +224,9 @@ def fly(name: str, policy: str, recompute: bool, cast: bool) -> tuple[str, str, 
     model = MODELS[name]
     stage = Stage(model)
     velocity, steps = stage.noise(5), [stage.noise(6), stage.noise(7)]
-    xs = [torch.randn(model.x, generator=torch.Generator().manual_seed(20 + k)).requires_grad_() for k in range(STEPS + 1)]
+    xs = [
+        torch.randn(model.x, generator=torch.Generator().manual_seed(20 + k)).requires_grad_() for k in range(STEPS + 1)
+    ]
     stage.call(xs[0], cast).sum().backward()  # kernels make their caches
     stage.module.zero_grad()
     xs[0].grad = None
@@ -249,7 +251,9 @@ def fly(name: str, policy: str, recompute: bool, cast: bool) -> tuple[str, str, 
     first = Stage(model).true
     guesses = {"w": first, "ŵ": torch.add(first, velocity, alpha=-0.9)}
     outputs = {
-        guess: {"y": model.by_hand(xs[0].detach().double(), None, doubled(stage.views(flat)), doubled(stage.views(flat)))[0]}
+        guess: {
+            "y": model.by_hand(xs[0].detach().double(), None, doubled(stage.views(flat)), doubled(stage.views(flat)))[0]
+        }
         for guess, flat in guesses.items()
     }
     forward = the_one({"y": flying[0]}, outputs, cast)
@@ -282,7 +286,9 @@ ROWS = [(policy, recompute, cast) for policy in POLICIES for recompute in (True,
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("policy", "recompute", "cast"), ROWS)
-def test_forward_and_backward_see_the_weights_that_the_table_says(name: str, policy: str, recompute: bool, cast: bool) -> None:
+def test_forward_and_backward_see_the_weights_that_the_table_says(
+    name: str, policy: str, recompute: bool, cast: bool
+) -> None:
     assert fly(name, policy, recompute, cast) == expected(name, policy, recompute, cast)
 
 

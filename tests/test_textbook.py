@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
 from ddip.pipeline.textbook_optimizers import Group, Memory, Spike, stepped
 from ddip.pipeline.textbook_predictions import Partial, predicted
+from torch import Tensor
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "nadam": torch.optim.NAdam}
 SHAPES = [(1,), (7,), (33,), (16, 5), (3, 4, 3, 3)]
@@ -23,8 +22,16 @@ def drawn(name: str, rng: random.Random) -> dict[str, Any]:
     if name == "sgd":
         nesterov = rng.random() < 0.4
         momentum = rng.choice([0.5, 0.9, 0.99]) if nesterov else rng.choice([0.0, 0.5, 0.9, rng.random()])
-        return {**settings, "momentum": momentum, "nesterov": nesterov, "dampening": 0.0 if nesterov else rng.choice([0.0, 0.3])}
-    settings |= {"betas": (rng.choice([0.0, 0.9, 0.99, rng.random()]), rng.choice([0.95, 0.999])), "eps": rng.choice([1e-8, 1e-3])}
+        return {
+            **settings,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "dampening": 0.0 if nesterov else rng.choice([0.0, 0.3]),
+        }
+    settings |= {
+        "betas": (rng.choice([0.0, 0.9, 0.99, rng.random()]), rng.choice([0.95, 0.999])),
+        "eps": rng.choice([1e-8, 1e-3]),
+    }
     if name == "nadam":
         settings |= {"momentum_decay": rng.choice([0.004, 0.1]), "decoupled_weight_decay": rng.random() < 0.5}
     return settings
@@ -86,7 +93,9 @@ def ulp(value: Tensor) -> Tensor:
     return torch.nextafter(value.abs(), torch.tensor(math.inf)) - value.abs()
 
 
-def warmed(name: str, settings: dict[str, Any], rng: random.Random, steps: int, form: str = "torch") -> tuple[Group, Tensor, Memory]:
+def warmed(
+    name: str, settings: dict[str, Any], rng: random.Random, steps: int, form: str = "torch"
+) -> tuple[Group, Tensor, Memory]:
     group, memory, weight = Group(name, ["w"], form=form, **settings), Memory(), torch.randn(40)
     for step in range(1, steps + 1):
         weight = stepped(group, weight, torch.randn(40), memory, step, 0.05 * rng.random())
@@ -97,7 +106,9 @@ def copy_of(memory: Memory) -> Memory:
     return Memory(**{key: None if value is None else value.clone() for key, value in vars(memory).items()})
 
 
-def really(group: Group, weight: Tensor, memory: Memory, steps: int, rates: list[float], first: Tensor | None = None) -> Tensor:
+def really(
+    group: Group, weight: Tensor, memory: Memory, steps: int, rates: list[float], first: Tensor | None = None
+) -> Tensor:
     """Real steps; the first with the gradient that has come so far."""
     memory = copy_of(memory)
     for k, rate in enumerate(rates):
@@ -184,7 +195,8 @@ def test_aggregated_adam_takes_the_gradient_that_has_come() -> None:
     weight, memory = weight.double(), as_double(memory)
     expected = really(group, weight, memory, 100, rates, gradient / 8)
     off = [
-        (predicted("aggmsnag", group, weight, memory, 100, rates, partial) - expected).norm() / (expected - weight).norm()
+        (predicted("aggmsnag", group, weight, memory, 100, rates, partial) - expected).norm()
+        / (expected - weight).norm()
         for partial in (Partial(gradient, 1 / 8), None)
     ]
     assert off[0] < 0.02 < 0.2 < off[1]

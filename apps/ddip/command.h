@@ -35,6 +35,7 @@ launch::FlagTable wait_flags();
 launch::FlagTable run_flags();
 launch::FlagTable data_flags();
 launch::FlagTable unet_flags();
+launch::FlagTable replay_flags();
 launch::FlagTable doctor_flags();
 launch::FlagTable completion_flags();
 
@@ -50,6 +51,7 @@ int wait(const Context& context, const Arguments& arguments);
 int run(const Context& context, const Arguments& arguments);
 int data(const Context& context, const Arguments& arguments);
 int unet(const Context& context, const Arguments& arguments);
+int replay(const Context& context, const Arguments& arguments);
 int doctor(const Context& context, const Arguments& arguments);
 int completion(const Context& context, const Arguments& arguments);
 

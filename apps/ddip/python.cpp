@@ -126,6 +126,24 @@ Answer ask_python(const Context& context, const std::string& python, const std::
   return answer;
 }
 
+void become_python_module(const Context& context, const std::string& python, const std::string& module,
+                          const std::vector<std::string>& arguments) {
+  std::vector<std::string> words = {python, "-m", module};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  std::map<std::string, std::string> environment = context.environment;
+  if (const std::string path = python_path(context); !path.empty()) environment["PYTHONPATH"] = path;
+  std::vector<std::string> settings;
+  for (const auto& [name, value] : environment) settings.push_back(name + "=" + value);
+  const auto pointers = [](std::vector<std::string>& texts) {
+    std::vector<char*> found;
+    for (std::string& text : texts) found.push_back(text.data());
+    found.push_back(nullptr);
+    return found;
+  };
+  ::execve(python.c_str(), pointers(words).data(), pointers(settings).data());
+  throw_errno(python);
+}
+
 void require_app(const Context& context, const std::string& python, const std::string& app, const std::string& where) {
   const launch::App* wanted = launch::find_app(app);
   if (wanted == nullptr) return;

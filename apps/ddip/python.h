@@ -4,6 +4,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "context.h"
 
@@ -29,6 +30,10 @@ struct Answer {
 // Runs `script` with -c. REQUIRES: this process has one thread.
 Answer ask_python(const Context& context, const std::string& python, const std::string& script,
                   std::chrono::seconds patience);
+
+// This process becomes `python -m module arguments`, as workers would find the package. Returns only by throwing.
+[[noreturn]] void become_python_module(const Context& context, const std::string& python, const std::string& module,
+                                       const std::vector<std::string>& arguments);
 
 // REQUIRES: as above. ConfigError, beginning with `where`, if that Python has not what this app (%makedip -a) prepares
 // for; an app of no name needs nothing.

@@ -144,7 +144,7 @@ def _object_of(line: bytes, where: str) -> Json:
 
 def _checked_header(values: Json, where: str) -> Json:
     if values.get("kind") != "header":
-        raise ConfigError(f"{where}: not a ledger; expected a header, that is \"kind\": \"header\"")
+        raise ConfigError(f'{where}: not a ledger; expected a header, that is "kind": "header"')
     if values.get("format") != FORMAT:
         raise ConfigError(f"{where}: format {values.get('format')!r}; this ddip reads format {FORMAT}")
     _check_keys(values, HEADER, {}, where)
@@ -164,7 +164,9 @@ def _checked_header(values: Json, where: str) -> Json:
         _check_keys(optimizer, {"name": TEXT, "groups": OBJECTS}, {"form": TEXT}, f"{where}: optimizer")
         name = optimizer["name"]
         if name not in GROUP_KEYS:
-            raise ConfigError(f"{where}: optimizer {name!r}; expected {', '.join(GROUP_KEYS)}{did_you_mean(name, GROUP_KEYS)}")
+            raise ConfigError(
+                f"{where}: optimizer {name!r}; expected {', '.join(GROUP_KEYS)}{did_you_mean(name, GROUP_KEYS)}"
+            )
         if optimizer.get("form", "torch") not in ("torch", "sutskever"):
             raise ConfigError(f"{where}: form {optimizer['form']!r}; expected torch or sutskever")
         for group in optimizer["groups"]:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from ddip.errors import ConfigError
 from ddip.pipeline.borders import tensors_in
 from ddip.pipeline.ledger import Ledger, Record, read
-from ddip.pipeline.replay_stage import Difference, Gap, Stage, hash_of, seed_of
+from ddip.pipeline.replay_stage import Difference, Gap, Stage, hash_of
+from ddip.pipeline.seeds import seed_of
 
 Loss = Callable[[Any, Any], Any]
 Batches = Iterable[tuple[Any, Any]]
@@ -53,7 +54,9 @@ class Interpreter:
 
     `fill`: the ledger has no results yet (a simulation): write them into it instead of comparing."""
 
-    def __init__(self, ledger: Ledger, stages: list[nn.Module], loss: Loss, batches: Batches, fill: bool = False) -> None:
+    def __init__(
+        self, ledger: Ledger, stages: list[nn.Module], loss: Loss, batches: Batches, fill: bool = False
+    ) -> None:
         header = ledger.header
         if len(stages) != header["stages"]:
             raise ConfigError(f"the ledger has {header['stages']} stages, the program {len(stages)}")
@@ -90,11 +93,15 @@ class Interpreter:
         header = self.ledger.header
         for key, here in (("torch", torch.__version__), ("capability", torch.backends.cpu.get_cpu_capability())):
             if header[key] != here:
-                self.result.notes.append(f"the ledger was written with {key} {header[key]}, this is {here}: bits may differ")
+                self.result.notes.append(
+                    f"the ledger was written with {key} {header[key]}, this is {here}: bits may differ"
+                )
         for stage, said in zip(self.stages, header["initial"], strict=True):
             here = hash_of(stage.module, stage.weights)
             if here != said:
-                raise Difference(f"line 1: stage {stage.index}, version 0: initial weights are {here[:12]}…, ledger {said[:12]}…")
+                raise Difference(
+                    f"line 1: stage {stage.index}, version 0: initial weights are {here[:12]}…, ledger {said[:12]}…"
+                )
 
     def _run_all(self) -> None:
         queues = [deque(r for r in self.ledger.records if r.stage == stage.index) for stage in self.stages]
@@ -111,9 +118,13 @@ class Interpreter:
         for stage in self.stages:
             done = stage.forwards - len(stage.flights)
             if done != len(self.data):
-                raise Difference(f"the ledger ends with {len(self.data) - done} micro-batches unfinished on stage {stage.index}")
+                raise Difference(
+                    f"the ledger ends with {len(self.data) - done} micro-batches unfinished on stage {stage.index}"
+                )
             if stage.pending:
-                raise Difference(f"the ledger ends: gradients of micro-batches {list(stage.pending)} of stage {stage.index} entered no step")
+                raise Difference(
+                    f"the ledger ends: gradients of micro-batches {list(stage.pending)} of stage {stage.index} entered no step"
+                )
 
     def _is_ready(self, record: Record) -> bool:
         k, last = record.values.get("micro_batch"), record.stage == len(self.stages) - 1
@@ -165,7 +176,9 @@ class Interpreter:
             self._agree(record, "count", samples)
         self._agree(record, "buffers", stage.forwards)
         self._agree(record, "seed", seed_of(stage.seed, stage.index, k))
-        result = stage.forward(values["weights"], k, self.borders.pop((stage.index - 1, k)), y if stage.last else None, samples)
+        result = stage.forward(
+            values["weights"], k, self.borders.pop((stage.index - 1, k)), y if stage.last else None, samples
+        )
         if not stage.last:
             self.borders[stage.index, k] = result
             return
@@ -255,7 +268,11 @@ def _versions_read(record: Record) -> list[int]:
 
 def _name(record: Record) -> str:
     values = record.values
-    which = f"micro-batch {values['micro_batch']}" if "micro_batch" in values else f"version {values.get('step', values.get('version'))}"
+    which = (
+        f"micro-batch {values['micro_batch']}"
+        if "micro_batch" in values
+        else f"version {values.get('step', values.get('version'))}"
+    )
     return f"line {record.line}: stage {record.stage}, {record.kind.replace('_', ' ')}, {which}"
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +17,14 @@ from torch.func import functional_call
 
 from ddip.errors import ConfigError
 from ddip.pipeline.borders import tensors_in, with_tensors
-from ddip.pipeline.ledger import Json, did_you_mean
-from ddip.pipeline.textbook_optimizers import Group, Memory, Spike, group_of, stepped
-from ddip.pipeline.textbook_predictions import PREDICTORS, Partial, predicted
+from ddip.pipeline.ledger import Json
+from ddip.pipeline.seeds import seed_of, seeded
+from ddip.pipeline.textbook_corrections import GapAware, PipeMare, spike_of
+from ddip.pipeline.textbook_optimizers import Group, Memory, group_of, stepped
+from ddip.pipeline.textbook_policies import check_policy, options_of, parts_of, predictor_in
+from ddip.pipeline.textbook_predictions import Partial, predicted
 
 Weights = dict[str, Tensor]
-OTHER_POLICIES = ("none", "stash", "nesterov", "pipemare", "spike", "gap_aware")
 
 
 class Difference(Exception):  # noqa: N818 - not an error of ours: what replay is there to find
@@ -62,17 +63,6 @@ class Gap:
         return self.missed / self.moved if self.moved > 0 else None
 
 
-def parts_of(policy: str) -> set[str]:
-    parts = policy.split("+")
-    for part in parts:
-        if part not in PREDICTORS and part not in OTHER_POLICIES:
-            known = [*PREDICTORS, *OTHER_POLICIES]
-            raise ConfigError(f"staleness {part!r}; expected {', '.join(known)}{did_you_mean(part, known)}")
-    if sum(part in PREDICTORS for part in parts) > 1:
-        raise ConfigError(f"staleness {policy!r}; expected at most one prediction")
-    return set(parts)
-
-
 def hash_of(module: nn.Module, tensors: Weights) -> str:
     """Of weights, or of gradients (frozen parameters have none)."""
     digest = hashlib.sha256()
@@ -80,27 +70,6 @@ def hash_of(module: nn.Module, tensors: Weights) -> str:
         if name in tensors:
             digest.update(tensors[name].detach().contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def seed_of(run: int, stage: int, micro_batch: int) -> int:
-    """The seed of a forward: every forward has its own, so nothing about generators needs to be stored."""
-    return _mixed(_mixed(run + stage) + micro_batch) >> 1
-
-
-def _mixed(value: int) -> int:
-    """splitmix64."""
-    low = (1 << 64) - 1
-    value = (value + 0x9E3779B97F4A7C15) & low
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & low
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & low
-    return value ^ (value >> 31)
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
 
 
 class Stage:
@@ -112,10 +81,11 @@ class Stage:
         self.last = index == header["stages"] - 1
         self.seed, self.accumulate, self.clip = header["seed"], header["accumulate"], header["clip"]
         self.autocast = header["precision"] == "bf16"
-        self.groups = [group_of(described["name"], described.get("form", "torch"), group) for group in described["groups"]]
+        self.groups = [
+            group_of(described["name"], described.get("form", "torch"), group) for group in described["groups"]
+        ]
         self.parts, self.options = parts_of(header["staleness"]), header["options"]
-        self.predictor = next((part for part in sorted(self.parts) if part in PREDICTORS), None)
-        self.mean_staleness = float(header["mean_staleness"][index])
+        self.predictor = predictor_in(self.parts)
         self.version = 0
         self.versions: dict[int, Weights] = {0: {name: p.detach().clone() for name, p in module.named_parameters()}}
         self.trained = [name for group in self.groups for name in group.parameters]
@@ -126,11 +96,16 @@ class Stage:
         self.samples: dict[int, int] = {}  # what each pending gradient counts for
         self.loss_scale = 1.0
         self.forwards = 0
-        self.drift = {name: torch.zeros_like(self.weights[name]) for name in self.trained}  # pipemare's δ
-        self.motion = {name: torch.zeros_like(self.weights[name]) for name in self.trained}  # gap_aware's ρ
-        self.highest = [0.0 for _ in self.groups]
         self._check_parameters()
-        self._check_policy()
+        check_policy(self.parts, self.options, self.groups)
+        staleness, trained = float(header["mean_staleness"][index]), {name: self.weights[name] for name in self.trained}
+        self.pipemare = (
+            PipeMare(trained, staleness, **options_of("pipemare", self.options)) if "pipemare" in self.parts else None
+        )
+        self.gap_aware = (
+            GapAware(trained, **options_of("gap_aware", self.options)) if "gap_aware" in self.parts else None
+        )
+        self.spikes = [spike_of(group, staleness) if "spike" in self.parts else None for group in self.groups]
 
     @property
     def weights(self) -> Weights:
@@ -140,19 +115,14 @@ class Stage:
         names = dict(self.module.named_parameters())
         for name in self.trained:
             if name not in names:
-                raise ConfigError(f"stage {self.index}: the ledger's optimizer has {name!r}, the program's module has not")
+                raise ConfigError(
+                    f"stage {self.index}: the ledger's optimizer has {name!r}, the program's module has not"
+                )
         for name, parameter in names.items():
             if parameter.requires_grad and self.trained.count(name) != 1:
-                raise ConfigError(f"stage {self.index}: {name!r} stands in {self.trained.count(name)} groups; expected 1")
-
-    def _check_policy(self) -> None:
-        for group in self.groups:
-            if self.predictor is not None and group.name not in PREDICTORS[self.predictor]:
-                known = " or ".join(PREDICTORS[self.predictor])
-                raise ConfigError(f"staleness {self.predictor!r} with optimizer {group.name}; expected {known}")
-            plain = group.name == "sgd" and group.form == "torch" and 0 < group.momentum < 1
-            if "spike" in self.parts and (not plain or group.nesterov or group.dampening != 0):
-                raise ConfigError("staleness 'spike'; expected SGD with momentum, without nesterov and dampening")
+                raise ConfigError(
+                    f"stage {self.index}: {name!r} stands in {self.trained.count(name)} groups; expected 1"
+                )
 
     # ---- forward and backward
 
@@ -168,7 +138,9 @@ class Stage:
 
         received = with_tensors(border, leaf)
         used = self._weights_for(said, None)
-        flight = Flight(leaves, received, target, samples, {}, used, self.versions[said["version"]], self.version, said.get("n"))
+        flight = Flight(
+            leaves, received, target, samples, {}, used, self.versions[said["version"]], self.version, said.get("n")
+        )
         result = self._run(flight, micro_batch, used, self.buffers)
         self.flights[micro_batch] = flight
         self.forwards += 1
@@ -198,9 +170,16 @@ class Stage:
             name: torch.zeros_like(self.weights[name]) if part is None else part
             for name, part in zip(self.trained, of_weights, strict=True)
         }
-        if "gap_aware" in self.parts:
-            gradient = self._scaled_by_gap(gradient, flight.used)
-        return of_inputs, gradient
+        return of_inputs, self.scaled_by_gap(gradient, flight.used)
+
+    def scaled_by_gap(self, gradient: Weights, used: Weights) -> Weights:
+        if self.gap_aware is None:
+            return gradient
+        return {
+            name: self.gap_aware.scaled(group, name, gradient[name], self.weights[name], used[name], self.version)
+            for group in self.groups
+            for name in group.parameters
+        }
 
     def gap(self, micro_batch: int) -> Gap:
         """REQUIRES: its backward comes next."""
@@ -236,7 +215,9 @@ class Stage:
         if version != self.version:
             raise Difference(f"predicts from version {version}; the newest is {self.version}")
         if said["kind"] == "corrected":
-            return self._corrected()
+            if self.pipemare is None:
+                raise Difference("corrects, but the ledger's policy is not pipemare")
+            return self.pipemare.corrected(self.weights)
         if self.predictor is None:
             raise Difference("predicts, but the ledger's policy has no prediction")
         ahead = said["n"] if "n" in said else 1
@@ -276,17 +257,17 @@ class Stage:
         if self.clip is not None:
             _clip([gradient[name] for name in self.trained], self.clip)
         old, new = self.weights, dict(self.weights)
-        for index, group in enumerate(self.groups):
-            rate = self._rate(rates[index], share)
-            self.highest[index] = max(self.highest[index], rate)
+        for group, scheduled, spike in zip(self.groups, rates, self.spikes, strict=True):
+            rate = self._rate(scheduled, share)
             for name in group.parameters:
                 memory = self.memory[name]
-                new[name] = stepped(group, old[name], gradient[name], memory, self.version + 1, rate, self._spike(group))
+                new[name] = stepped(group, old[name], gradient[name], memory, self.version + 1, rate, spike)
+                if self.pipemare is not None:
+                    self.pipemare.follow(name, old[name], new[name])
+                if self.gap_aware is not None:
+                    self.gap_aware.follow(group, name, memory, old[name], new[name], rate)
         self.version += 1
         self.versions[self.version] = new
-        for group in self.groups:
-            for name in group.parameters:
-                self._follow(group, name, old[name], new[name])
         for k in micro_batches:
             del self.pending[k], self.samples[k]
         return gradient
@@ -294,57 +275,7 @@ class Stage:
     def _rate(self, rate: float, share: list[int] | None) -> float:
         if share is not None:
             rate = rate * share[0] / share[1]
-        if "pipemare" in self.parts:
-            warm = self.options.get("warmup_steps", 0)
-            power = 1.0 - min(self.version / warm, 1.0) if warm > 0 else 0.0
-            rate = rate / max(1.0, self.mean_staleness) ** power
-        return rate
-
-    def _spike(self, group: Group) -> Spike | None:
-        delay = math.floor(self.mean_staleness + 0.5)
-        if "spike" not in self.parts or delay == 0:
-            return None
-        a = group.momentum**delay
-        return Spike(a, (1.0 - a) / (1.0 - group.momentum))
-
-    # ---- pipemare and gap_aware: what they remember from step to step
-
-    def _follow(self, group: Group, name: str, old: Tensor, new: Tensor) -> None:
-        if "pipemare" in self.parts and self.mean_staleness > 0:
-            keep = self.options.get("decay", 0.135) ** (1.0 / self.mean_staleness)
-            self.drift[name].mul_(keep).add_(torch.sub(new, old), alpha=1.0 - keep)
-        if "gap_aware" in self.parts:
-            keep, memory = self._smoothing(group), self.memory[name]
-            change = torch.sub(new, old)
-            if group.name == "sgd" and group.form == "torch":
-                seen = memory.velocity if group.momentum != 0 else memory.gradient
-                assert seen is not None
-                change = seen
-            self.motion[name].mul_(keep).addcmul_(change, change, value=1.0 - keep)
-
-    def _smoothing(self, group: Group) -> float:
-        return float(self.options.get("smoothing", 0.999)) if group.name == "sgd" else group.betas[1]
-
-    def _corrected(self) -> Weights:
-        if self.mean_staleness == 0:
-            return self.weights
-        moved = {name: torch.add(self.weights[name], self.drift[name], alpha=-self.mean_staleness) for name in self.trained}
-        return {**self.weights, **moved}
-
-    def _scaled_by_gap(self, gradient: Weights, used: Weights) -> Weights:
-        scaled = dict(gradient)
-        for group, highest in zip(self.groups, self.highest, strict=True):
-            by_rate = group.name == "sgd" and group.form == "torch"
-            if self.version == 0 or (by_rate and highest == 0):
-                continue
-            correction = math.sqrt(1.0 / (1.0 - self._smoothing(group) ** self.version))
-            for name in group.parameters:
-                usual = self.motion[name].sqrt().mul_(correction).add_(self.options.get("epsilon", 1e-8))
-                if by_rate:
-                    usual.mul_(highest)
-                penalty = torch.sub(self.weights[name], used[name]).abs_().div_(usual).add_(1.0)
-                scaled[name] = gradient[name].div(penalty)
-        return scaled
+        return rate if self.pipemare is None else self.pipemare.rate(rate, self.version)
 
 
 def _clip(gradients: list[Tensor], largest: float) -> None:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from ddip.errors import ConfigError
 from ddip.pipeline.ledger import FORMAT, Json, Ledger, Record, did_you_mean
 from ddip.pipeline.replay import Interpreter, Loss, micro_batches_of
-from ddip.pipeline.replay_stage import Gap, hash_of, parts_of
+from ddip.pipeline.replay_stage import Gap, hash_of
 from ddip.pipeline.simulate_order import SCHEDULES, SYNCHRONOUS, Action, order_of
-from ddip.pipeline.textbook_predictions import PREDICTORS
+from ddip.pipeline.textbook_policies import parts_of, predictor_in
 
 # What torch's optimizers are called in a ledger, and which of their settings matter.
 OPTIMIZERS: dict[str, list[str]] = {
@@ -126,7 +126,7 @@ class _StagePlan:
         self.header, self.index, self.schedule, self.recompute = header, index, schedule, recompute
         self.base, self.rate = rates, rate
         self.parts = parts_of(header["staleness"])
-        self.predictor = next((part for part in self.parts if part in PREDICTORS), None)
+        self.predictor = predictor_in(self.parts)
         self.keeps = bool(self.parts & {"stash", "gap_aware", "nesterov"})
 
     def rates(self, first: int, count: int) -> list[list[float]]:
@@ -149,7 +149,12 @@ class _StagePlan:
             return {"kind": "true", "version": self._version_of_2bw(action), "n": action.staleness}
         if self.predictor == "spectrain":
             distance = self._distance(self.index // 2 + self.header["stages"] - self.index - 1)
-            return {"kind": "predicted", "version": action.version, "distance": distance, "rates": self.rates(action.version, 1)}
+            return {
+                "kind": "predicted",
+                "version": action.version,
+                "distance": distance,
+                "rates": self.rates(action.version, 1),
+            }
         if self.predictor is None or action.staleness == 0:
             return {"kind": "true", "version": action.version, "n": action.staleness}
         seen: Json = {
@@ -167,7 +172,12 @@ class _StagePlan:
             return {"kind": "corrected", "version": action.version}
         if self.predictor == "spectrain":
             distance = self._distance(self.index // 2)
-            return {"kind": "predicted", "version": action.version, "distance": distance, "rates": self.rates(action.version, 1)}
+            return {
+                "kind": "predicted",
+                "version": action.version,
+                "distance": distance,
+                "rates": self.rates(action.version, 1),
+            }
         return {"kind": "true", "version": action.version}
 
     def _version_of_2bw(self, action: Action) -> int:
@@ -187,7 +197,9 @@ def _check(schedule: str, staleness: str, stages: list[nn.Module], window: list[
         raise ConfigError(f"schedule {schedule!r}; expected {', '.join(SCHEDULES)}{did_you_mean(schedule, SCHEDULES)}")
     parts = parts_of(staleness)
     if schedule in ("2bw", "paci") and parts != {"none"}:
-        raise ConfigError(f"schedule {schedule} with staleness {staleness!r}; expected none: the schedule decides the weights")
+        raise ConfigError(
+            f"schedule {schedule} with staleness {staleness!r}; expected none: the schedule decides the weights"
+        )
     if not stages:
         raise ConfigError("no stages; expected at least one")
     if window is not None and (len(window) != len(stages) or min(window) < 0):

@@ -56,7 +56,7 @@ class Spike:
 
 def mu(group: Group, step: float) -> float:
     """NAdam's momentum of a step (1 = the first)."""
-    return group.betas[0] * (1.0 - 0.5 * (0.96 ** (step * group.momentum_decay)))
+    return float(group.betas[0] * (1.0 - 0.5 * (0.96 ** (step * group.momentum_decay))))
 
 
 def stepped(group: Group, weight: Tensor, gradient: Tensor, memory: Memory, step: int, rate: float,

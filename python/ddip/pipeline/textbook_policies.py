@@ -1,0 +1,48 @@
+"""Names of staleness policies, and what goes together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddip.errors import ConfigError
+from ddip.pipeline.ledger import did_you_mean
+from ddip.pipeline.textbook_optimizers import Group
+from ddip.pipeline.textbook_predictions import PREDICTORS
+
+OPTIONS = {"pipemare": ["warmup_steps", "decay"], "gap_aware": ["smoothing", "epsilon"], "adam": ["second"]}
+OTHER_POLICIES = ("none", "stash", "nesterov", "pipemare", "spike", "gap_aware")
+
+
+def parts_of(policy: str) -> set[str]:
+    parts = policy.split("+")
+    for part in parts:
+        if part not in PREDICTORS and part not in OTHER_POLICIES:
+            known = [*PREDICTORS, *OTHER_POLICIES]
+            raise ConfigError(f"staleness {part!r}; expected {', '.join(known)}{did_you_mean(part, known)}")
+    if sum(part in PREDICTORS for part in parts) > 1:
+        raise ConfigError(f"staleness {policy!r}; expected at most one prediction")
+    return set(parts)
+
+
+def predictor_in(parts: set[str]) -> str | None:
+    return next((part for part in parts if part in PREDICTORS), None)
+
+
+def options_of(part: str, options: dict[str, Any]) -> dict[str, Any]:
+    return {option: value for option, value in options.items() if option in OPTIONS[part]}
+
+
+def check_policy(parts: set[str], options: dict[str, Any], groups: list[Group]) -> None:
+    """ConfigError for an option that no part has, or an optimizer that a part does not know."""
+    known = {option for part in parts for option in OPTIONS.get(part, OPTIONS["adam"])}
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"option {option!r} of {'+'.join(sorted(parts))}{did_you_mean(option, known)}")
+    predictor = predictor_in(parts)
+    for group in groups:
+        if predictor is not None and group.name not in PREDICTORS[predictor]:
+            fitting = " or ".join(PREDICTORS[predictor])
+            raise ConfigError(f"staleness {predictor!r} with optimizer {group.name}; expected {fitting}")
+        plain = group.name == "sgd" and group.form == "torch" and 0 < group.momentum < 1
+        if "spike" in parts and (not plain or group.nesterov or group.dampening != 0):
+            raise ConfigError("staleness 'spike'; expected SGD with momentum, without nesterov and dampening")
