@@ -76,7 +76,7 @@ POLICIES = [
     ("adamw+stash", "adamw"), ("nadam", "nadam"), ("nadam+stash", "nadam"), ("nesterov", "nadam"), ("pipemare", "sgd"),
     ("gap_aware", "sgd"), ("gap_aware", "adam"), ("gap_aware+msnag", "sgd"),
 ]  # fmt: skip
-OPTIONS = {"pipemare": {"warmup_steps": 5, "decay": 0.2}}
+OPTIONS = {"pipemare": {"annealing_steps": 5, "decay": 0.2}}
 
 
 def run(
@@ -318,7 +318,7 @@ def stage_of(policy: str, **settings: float) -> Stage:
 
 
 def one_round(stage: Stage, k: int, seen: dict[str, Any]) -> None:
-    stage.forward(seen, k, torch.ones(2, 4), None, 2)
+    stage.forward(seen, k, (torch.ones(2, 4),), None, 2)
     _, stage.pending[k] = stage.backward({"kind": "forward"}, k, False, None)
     stage.samples[k] = 2
     stage.step([k], 2.0, [0.1], None)
@@ -327,7 +327,7 @@ def one_round(stage: Stage, k: int, seen: dict[str, Any]) -> None:
 def test_true_weights_are_the_same_bits_after_predict_forward_restore() -> None:
     stage = stage_of("msnag")
     before = hash_of(stage.module, stage.weights)
-    stage.forward({"kind": "predicted", "version": 3, "n": 2, "rates": [[0.1, 0.1]]}, 9, torch.ones(2, 4), None, 2)
+    stage.forward({"kind": "predicted", "version": 3, "n": 2, "rates": [[0.1, 0.1]]}, 9, (torch.ones(2, 4),), None, 2)
     assert not torch.equal(stage.flights[9].used["weight"], stage.weights["weight"])
     assert hash_of(stage.module, stage.weights) == before
     stage.backward({"kind": "true", "version": 3}, 9, False, None)
@@ -368,7 +368,7 @@ def test_gap_aware_measures_the_gap_in_usual_steps() -> None:
 
 def test_pipemare_goes_back_by_the_mean_motion() -> None:
     weights = {"w": torch.zeros(3)}
-    remedy = PipeMare(weights, 1.5, warmup_steps=4)
+    remedy = PipeMare(weights, 1.5, annealing_steps=4)
     for _ in range(200):
         remedy.follow("w", weights["w"], weights["w"] + 0.5)
     assert torch.allclose(remedy.corrected(weights)["w"], torch.tensor(-1.5 * 0.5), rtol=1e-3)
@@ -468,6 +468,65 @@ def test_tuples_cross_borders_and_unused_parameters_stay(tmp_path: Path) -> None
     found.ledger.write(tmp_path / "l")
     assert replay(tmp_path / "l", stages, lambda out, y: ((out - y).square().sum(), 4), data).identical
     assert torch.equal(found.weights[1]["unused"], torch.ones(2))
+
+
+class Skips(nn.Module):
+    """A stage with several values in and out, as a cut of a U-Net gives them."""
+
+    def __init__(self, gives: list[str]) -> None:
+        super().__init__()
+        self.linear, self.gives = nn.Linear(4, 4), gives
+
+    def forward(self, *values: Tensor) -> Any:
+        h = torch.tanh(self.linear(sum(v * (i + 1) for i, v in enumerate(values))))
+        return {name: h * (i + 1) for i, name in enumerate(self.gives)} if len(self.gives) > 1 else h
+
+
+TAKES = [["x"], ["a"], ["b", "skip"], ["c", "skip"], ["d", "skip", "b"]]
+GIVES = [["a", "skip"], ["b"], ["c"], ["d"], ["output"]]
+
+
+def skipping() -> list[nn.Module]:
+    torch.manual_seed(5)
+    return [Skips(gives) for gives in GIVES]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "async_1f1b"])
+def test_skips_that_several_stages_take(schedule: str, tmp_path: Path) -> None:
+    data = [(torch.randn(4, 4, generator=torch.Generator().manual_seed(k)), torch.ones(4, 4)) for k in range(5)]
+
+    def loss(out: Tensor, y: Tensor) -> tuple[Tensor, int]:
+        return (out - y).square().sum(), len(y)
+
+    settings: dict[str, Any] = {"optimizer": sgd, "micro_batches": 2, "takes": TAKES, "gives": GIVES}
+    found = simulate(skipping(), loss, data, schedule=schedule, **settings)
+    found.ledger.write(tmp_path / "l")
+    assert replay(tmp_path / "l", skipping(), loss, data).identical
+    if schedule == "async_1f1b":
+        assert max(staleness_in(found, 0)) == 4
+        return
+    stages = skipping()
+    optimizer = sgd([p for stage in stages for p in stage.parameters()])
+    for x, y in data:
+        optimizer.zero_grad()
+        values = {"x": x}
+        for stage, takes, gives in zip(stages, TAKES, GIVES, strict=True):
+            output = stage(*(values[name] for name in takes))
+            values |= output if len(gives) > 1 else {gives[0]: output}
+        (loss(values["output"], y)[0] / 4).backward()
+        optimizer.step()
+    for stage, weights in zip(stages, found.weights, strict=True):
+        for name, p in stage.named_parameters():
+            torch.testing.assert_close(weights[name], p.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_routes_that_lead_nowhere_are_refused() -> None:
+    for takes, gives, says in (
+        ([["x"], ["b"]], [["a"], ["output"]], "stage 1 takes 'b', which no earlier stage gives"),
+        ([["x"], ["a"]], [["a", "b"], ["output"]], "stage 0 gives 'b', which no stage takes"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            simulate(skipping()[:2], mean_loss, data_of(), optimizer=sgd, takes=takes, gives=gives)
 
 
 # ---- planted lies
@@ -621,10 +680,10 @@ LIES: list[tuple[str, str, str, Callable[[Ledger], None]]] = [
     ("none", "sgd", "initial weights", in_header("initial", 1, value="0" * 64)),
     ("spike", "sgd", "mean staleness", in_header("mean_staleness", 0, value=0.4)),
     ("pipemare", "sgd", "mean staleness", in_header("mean_staleness", 0, value=1.0)),
-    ("pipemare", "sgd", "warm-up", in_header("options", "warmup_steps", value=6)),
+    ("pipemare", "sgd", "warm-up", in_header("options", "annealing_steps", value=6)),
     ("gap_aware", "sgd", "policy", in_header("staleness", value="stash")),
     ("gap_aware", "sgd", "smoothing", in_header("options", "smoothing", value=0.9)),
-    ("adam", "adam", "second moment", in_header("options", "second", value="decayed")),
+    ("adam", "adam", "second moment", in_header("options", "second_decays", value=True)),
 ]  # fmt: skip
 
 

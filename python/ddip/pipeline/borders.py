@@ -7,12 +7,19 @@ from typing import Any
 
 from torch import Tensor
 
+from ddip.errors import ConfigError
+
 
 def tensors_in(tree: Any) -> list[Tensor]:
     """In the order in which `with_tensors` meets them."""
     found: list[Tensor] = []
     with_tensors(tree, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
     return found
+
+
+def floats_in(tree: Any) -> list[Tensor]:
+    """Those that have gradients."""
+    return [tensor for tensor in tensors_in(tree) if tensor.is_floating_point()]
 
 
 def with_tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -26,3 +33,37 @@ def with_tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(tree, dict):
         return {key: with_tensors(part, change) for key, part in tree.items()}
     return tree
+
+
+class Routes:
+    """Which stage's values go to which stage. Without names in the header: a chain, each stage's output to the next."""
+
+    def __init__(self, header: dict[str, Any]) -> None:
+        stages = range(header["stages"])
+        self.named = "takes" in header
+        self.takes: list[list[str]] = header["takes"] if self.named else [[f"output {i - 1}"] for i in stages]
+        self.gives: list[list[str]] = header["gives"] if self.named else [[f"output {i}"] for i in stages]
+        self.source = {name: stage for stage in stages[:-1] for name in self.gives[stage]}
+        for stage in stages[1:]:
+            for name in self.takes[stage]:
+                if self.source.get(name, stage) >= stage:
+                    raise ConfigError(f"stage {stage} takes {name!r}, which no earlier stage gives")
+        for name in set(self.source) - {name for taken in self.takes for name in taken}:
+            raise ConfigError(f"stage {self.source[name]} gives {name!r}, which no stage takes")
+
+    def values(self, stage: int, output: Any) -> dict[str, Any]:
+        """What a stage gives, by name."""
+        names = self.gives[stage]
+        return {names[0]: output} if len(names) == 1 else {name: output[name] for name in names}
+
+    def arguments(self, taken: list[Any]) -> tuple[Any, ...]:
+        """A tuple that crosses a chain's border is several arguments."""
+        return taken[0] if not self.named and isinstance(taken[0], tuple) else tuple(taken)
+
+
+def added(parts: list[list[Tensor | None]]) -> list[Tensor | None]:
+    """Gradients of one value from several stages, in the order given."""
+    result = list(parts[0])
+    for part in parts[1:]:
+        result = [b if a is None else a if b is None else a + b for a, b in zip(result, part, strict=True)]
+    return result

@@ -27,6 +27,8 @@ NUMBERS = "a list of numbers"
 RATES = "a list of lists of numbers"
 HASHES = "a list of hashes"
 OBJECTS = "a list of objects"
+NAMES = "a list of names"
+ROUTES = "a list of lists of names"
 OR_NULL = " or null"
 
 HEADER = {
@@ -147,11 +149,13 @@ def _checked_header(values: Json, where: str) -> Json:
         raise ConfigError(f'{where}: not a ledger; expected a header, that is "kind": "header"')
     if values.get("format") != FORMAT:
         raise ConfigError(f"{where}: format {values.get('format')!r}; this ddip reads format {FORMAT}")
-    _check_keys(values, HEADER, {}, where)
+    _check_keys(values, HEADER, {"takes": ROUTES, "gives": ROUTES}, where)
     stages = values["stages"]
     if stages < 1:
         raise ConfigError(f"{where}: stages 0; expected at least 1")
-    for key in ("optimizer", "mean_staleness", "initial"):
+    if ("takes" in values) != ("gives" in values):
+        raise ConfigError(f"{where}: takes and gives come together or not at all")
+    for key in ("optimizer", "mean_staleness", "initial", *(["takes", "gives"] if "takes" in values else [])):
         if len(values[key]) != stages:
             raise ConfigError(f"{where}: {key} has {len(values[key])} entries; expected one per stage, {stages}")
     for key, allowed in (("precision", ["fp32", "bf16"]), ("order", ["plan", "ready"])):
@@ -170,7 +174,7 @@ def _checked_header(values: Json, where: str) -> Json:
         if optimizer.get("form", "torch") not in ("torch", "sutskever"):
             raise ConfigError(f"{where}: form {optimizer['form']!r}; expected torch or sutskever")
         for group in optimizer["groups"]:
-            _check_keys(group, {"parameters": "a list of names"}, GROUP_KEYS[name], f"{where}: group of {name}")
+            _check_keys(group, {"parameters": NAMES}, GROUP_KEYS[name], f"{where}: group of {name}")
     return values
 
 
@@ -228,7 +232,9 @@ def _is(value: Any, what: str) -> bool:
     }
     if what in checks:
         return checks[what]
-    of = {COUNTS: COUNT, NUMBERS: NUMBER, RATES: NUMBERS, HASHES: HASH, OBJECTS: OBJECT, "a list of names": TEXT}[what]
+    of = {COUNTS: COUNT, NUMBERS: NUMBER, RATES: NUMBERS, HASHES: HASH, OBJECTS: OBJECT, NAMES: TEXT, ROUTES: NAMES}[
+        what
+    ]
     return isinstance(value, list) and all(_is(entry, of) for entry in value)
 
 

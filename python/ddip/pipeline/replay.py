@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ddip.errors import ConfigError
-from ddip.pipeline.borders import tensors_in
+from ddip.pipeline.borders import Routes, added, floats_in, tensors_in
 from ddip.pipeline.ledger import Ledger, Record, read
 from ddip.pipeline.replay_stage import Difference, Gap, Stage, hash_of
 from ddip.pipeline.seeds import seed_of
@@ -65,8 +66,13 @@ class Interpreter:
         self.data = micro_batches_of(batches, header["split"])
         if len(self.data) != header["micro_batches"]:
             raise ConfigError(f"the ledger has {header['micro_batches']} micro-batches, the program {len(self.data)}")
-        self.borders: dict[tuple[int, int], Any] = {(-1, k): x for k, (x, _) in enumerate(self.data)}
-        self.gradients: dict[tuple[int, int], list[Tensor | None]] = {}  # by the stage that receives them
+        self.routes = Routes(header)
+        self.values: dict[tuple[str, int], Any] = {}  # what stages gave, until the last stage that takes it has it
+        self.takers = Counter(name for taken in self.routes.takes[1:] for name in taken)
+        self.taken: Counter[tuple[str, int]] = Counter()
+        # (name, micro-batch) → its gradient from each stage that takes it
+        self.gradients: dict[tuple[str, int], dict[int, list[Tensor | None]]] = {}
+        self.widths: dict[tuple[int, str], int] = {}  # tensors with gradients in what a stage takes
         self.waiting: dict[tuple[int, int], dict[str, Tensor]] = {}  # of split backwards
         self.seen: set[tuple[int, int]] = set()
         self.losses: dict[int, tuple[float, int]] = {}
@@ -129,9 +135,10 @@ class Interpreter:
     def _is_ready(self, record: Record) -> bool:
         k, last = record.values.get("micro_batch"), record.stage == len(self.stages) - 1
         if record.kind == "forward" and (record.stage, k) not in self.seen:
-            return (record.stage - 1, k) in self.borders
+            return record.stage == 0 or all((name, k) in self.values for name in self.routes.takes[record.stage])
         if record.kind == "backward" and not last and k in self.stages[record.stage].flights:
-            return (record.stage, k) in self.gradients
+            names = self.routes.gives[record.stage]
+            return all(len(self.gradients.get((name, k), {})) == self.takers[name] for name in names)
         return True
 
     def _do(self, record: Record) -> None:
@@ -176,11 +183,9 @@ class Interpreter:
             self._agree(record, "count", samples)
         self._agree(record, "buffers", stage.forwards)
         self._agree(record, "seed", seed_of(stage.seed, stage.index, k))
-        result = stage.forward(
-            values["weights"], k, self.borders.pop((stage.index - 1, k)), y if stage.last else None, samples
-        )
+        result = stage.forward(values["weights"], k, self._arguments(stage.index, k), y, samples)
         if not stage.last:
-            self.borders[stage.index, k] = result
+            self.values |= {(name, k): value for name, value in self.routes.values(stage.index, result).items()}
             return
         total, count = result
         self.losses[k] = (total.item(), int(count))
@@ -196,18 +201,45 @@ class Interpreter:
         if self.order == "plan" and said is not None and said != gap.staleness:
             raise Difference(f"{gap.staleness} steps came between forward and backward, the forward says n = {said}")
         self.result.gaps.append(gap)
-        gradients = None if stage.last else self.gradients.pop((stage.index, k))
+        gradients = None if stage.last else self._gradients(stage, k)
         scale = float(values.get("loss_scale", 1.0))
         if stage.pending and scale != stage.loss_scale:
             raise Difference(f"loss scale {scale}, but {stage.loss_scale} for other gradients of the same step")
         stage.loss_scale = scale
         before, gradient = stage.backward(values["weights"], k, values["recomputed"], gradients)
         if stage.index > 0:
-            self.gradients[stage.index - 1, k] = before
+            self._hand_back(stage.index, k, before)
         if values.get("split", False):
             self.waiting[stage.index, k] = gradient
         else:
             self._enter(stage, k, gradient)
+
+    def _arguments(self, stage: int, k: int) -> tuple[Any, ...]:
+        if stage == 0:
+            x = self.data[k][0]
+            return tuple(x) if isinstance(x, (tuple, list)) else (x,)
+        taken = []
+        for name in self.routes.takes[stage]:
+            taken.append(self.values[name, k])
+            self.widths[stage, name] = len(floats_in(taken[-1]))
+            self.taken[name, k] += 1
+            if self.taken[name, k] == self.takers[name]:
+                del self.values[name, k]
+        return self.routes.arguments(taken)
+
+    def _hand_back(self, stage: int, k: int, gradients: list[Tensor | None]) -> None:
+        rest = iter(gradients)
+        for name in self.routes.takes[stage]:
+            part = list(islice(rest, self.widths[stage, name]))
+            self.gradients.setdefault((name, k), {})[stage] = part
+
+    def _gradients(self, stage: Stage, k: int) -> list[Tensor | None]:
+        """Of what the stage gave; where several stages took it, the deepest one's first."""
+        found: list[Tensor | None] = []
+        for name in self.routes.gives[stage.index]:
+            parts = self.gradients.pop((name, k), {})
+            found += added([parts[taker] for taker in sorted(parts, reverse=True)])
+        return found
 
     def _weight_gradient(self, record: Record, stage: Stage) -> None:
         k = record.values["micro_batch"]

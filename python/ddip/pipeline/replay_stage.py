@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ddip.errors import ConfigError
-from ddip.pipeline.borders import tensors_in, with_tensors
+from ddip.pipeline.borders import floats_in, with_tensors
 from ddip.pipeline.ledger import Json
 from ddip.pipeline.seeds import seed_of, seeded
 from ddip.pipeline.textbook_corrections import GapAware, PipeMare, spike_of
@@ -36,7 +36,7 @@ class Flight:
     """A micro-batch between its forward and its backward."""
 
     inputs: list[Tensor]  # leaves that receive the border's gradient
-    call_with: Any  # what the module is called with: the leaves, cloned, in their tree
+    call_with: tuple[Any, ...]  # the leaves in their tree
     target: Any
     samples: int
     leaves: Weights
@@ -96,6 +96,7 @@ class Stage:
         self.samples: dict[int, int] = {}  # what each pending gradient counts for
         self.loss_scale = 1.0
         self.forwards = 0
+        self.gives: list[str] = header["gives"][index] if "gives" in header else []
         self._check_parameters()
         check_policy(self.parts, self.options, self.groups)
         staleness, trained = float(header["mean_staleness"][index]), {name: self.weights[name] for name in self.trained}
@@ -126,8 +127,8 @@ class Stage:
 
     # ---- forward and backward
 
-    def forward(self, said: Json, micro_batch: int, border: Any, target: Any, samples: int) -> Any:
-        """The border that the next stage receives; on the last stage (sum of losses, count)."""
+    def forward(self, said: Json, micro_batch: int, arguments: tuple[Any, ...], target: Any, samples: int) -> Any:
+        """What the module returns; on the last stage (sum of losses, count)."""
         leaves = []
 
         def leaf(tensor: Tensor) -> Tensor:
@@ -136,7 +137,7 @@ class Stage:
                 leaves.append(tensor.requires_grad_())
             return tensor
 
-        received = with_tensors(border, leaf)
+        received = with_tensors(arguments, leaf)
         used = self._weights_for(said, None)
         flight = Flight(
             leaves, received, target, samples, {}, used, self.versions[said["version"]], self.version, said.get("n")
@@ -196,10 +197,10 @@ class Stage:
         flight.leaves = {name: w.clone().requires_grad_(name in trained) for name, w in weights.items()}
         call_with = with_tensors(flight.call_with, torch.clone)  # a module may work in place on what it receives
         with seeded(seed_of(self.seed, self.index, micro_batch)), torch.autocast("cpu", torch.bfloat16, self.autocast):
-            arguments = call_with if isinstance(call_with, tuple) else (call_with,)
-            output = functional_call(self.module, (flight.leaves, buffers), arguments)
+            output = functional_call(self.module, (flight.leaves, buffers), call_with)
             if not self.last:
-                flight.outputs = [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
+                values = [output[name] for name in self.gives] if len(self.gives) > 1 else output
+                flight.outputs = floats_in(values)
                 return output
             value = self.loss(output, flight.target)
             total, count = value if isinstance(value, tuple) else (value * flight.samples, flight.samples)
@@ -229,7 +230,7 @@ class Stage:
                 result[name] = predicted(
                     self.predictor, group, self.weights[name], self.memory[name], self.version, rates,
                     self._partial(said.get("partial", []), group, name), said.get("distance", 0),
-                    self.options.get("second") == "decayed",
+                    self.options.get("second_decays", False),
                 )  # fmt: skip
         return result
 

@@ -58,13 +58,16 @@ def simulate(
     seed: int = 0,
     options: Json | None = None,
     program: str | None = None,
+    takes: list[list[str]] | None = None,
+    gives: list[list[str]] | None = None,
 ) -> Simulation:
-    """Trains copies of `stages` (a chain; they are not changed) as a pipeline with this schedule and policy would.
+    """Trains copies of `stages` (they are not changed) as a pipeline with this schedule and policy would.
 
     `batches`: (x, y) pairs, each cut into `micro_batches`. Asynchronous schedules step every `accumulate` micro-batches,
     synchronous ones every `accumulate` batches. `window`: per stage, how many micro-batches may be in flight beyond
     one; None: the stage's depth. `rate(step)`: factor on the optimizer's rates, 0 = the first step. `form`: SGD's,
-    "torch" or "sutskever". `recompute`: forwards run again before backwards (not on the last stage).
+    "torch" or "sutskever". `takes`, `gives`: names of what each stage is called with and returns, if it is no chain
+    (several: a dict by name); the first stage takes x. `recompute`: forwards run again before backwards (not on the last stage).
     """
     _check(schedule, staleness, stages, window)
     pairs = list(batches)
@@ -94,6 +97,8 @@ def simulate(
         rates = [group["lr"] for group in optimizers[index].param_groups]
         plan = _StagePlan(header, index, schedule, rates, rate, recompute and index < depth - 1)
         records += [Record(0, plan.record(action, order)) for action in order]
+    if takes is not None and gives is not None:
+        header |= {"takes": takes, "gives": gives}
     ledger = Ledger(header, records)
     for line, record in enumerate(records, 2):
         record.line = line

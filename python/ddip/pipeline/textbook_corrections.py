@@ -15,13 +15,15 @@ Weights = dict[str, Tensor]
 class PipeMare:
     """Smaller rates at first; backwards on weights moved back by the mean motion while a micro-batch is in flight."""
 
-    def __init__(self, weights: Weights, mean_staleness: float, warmup_steps: float = 0, decay: float = 0.135) -> None:
-        self.staleness, self.warmup_steps, self.decay = mean_staleness, warmup_steps, decay
+    def __init__(
+        self, weights: Weights, mean_staleness: float, annealing_steps: float = 0, decay: float = 0.135
+    ) -> None:
+        self.staleness, self.annealing_steps, self.decay = mean_staleness, annealing_steps, decay
         self.drift = {name: torch.zeros_like(weight) for name, weight in weights.items()}
 
     def rate(self, rate: float, step: int) -> float:
         """`step`: 0 = the first."""
-        power = 1.0 - min(step / self.warmup_steps, 1.0) if self.warmup_steps > 0 else 0.0
+        power = 1.0 - min(step / self.annealing_steps, 1.0) if self.annealing_steps > 0 else 0.0
         return float(rate / max(1.0, self.staleness) ** power)
 
     def follow(self, name: str, old: Tensor, new: Tensor) -> None:
