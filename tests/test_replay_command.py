@@ -7,7 +7,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,11 @@ def fewer():
 
 
 @pytest.fixture(autouse=True)
-def programs_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def programs_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "modules", sys.modules.copy())
+    yield
+    for name in ("train", "evil"):
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture
