@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ddip.cell import Cell, Result
     from ddip.communicators import comm
     from ddip.data_parallel import DataParallel
-    from ddip.errors import ConfigError, PeerLost, ProtocolError, RankError, TimedOut
+    from ddip.errors import ConfigError, PeerLost, ProtocolError, RankError, StageFailed, TimedOut
     from ddip.group import Group, attach, groups
     from ddip.pipeline import Pipeline
     from ddip.replicas import (
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Cell", "ConfigError", "DataParallel", "Group", "PeerLost", "Pipeline", "ProtocolError", "RankError", "Result", "SyncBatchNorm", "TimedOut",
+    "Cell", "ConfigError", "DataParallel", "Group", "PeerLost", "Pipeline", "ProtocolError", "RankError", "Result", "StageFailed", "SyncBatchNorm", "TimedOut",
     "attach", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "comm", "device", "gather_metrics",
     "gather_objects", "groups", "rank", "rebuild", "wait_for_debugger", "world_size",
 ]  # fmt: skip
@@ -52,6 +52,7 @@ _HOME = {
     "PeerLost": "ddip.errors",
     "ProtocolError": "ddip.errors",
     "RankError": "ddip.errors",
+    "StageFailed": "ddip.errors",
     "TimedOut": "ddip.errors",
     "Group": "ddip.group",
     "attach": "ddip.group",

@@ -7,6 +7,10 @@ from ddip._client import ConfigError, PeerLost, ProtocolError, TimedOut
 from ddip.colours import without_colours
 
 
+class StageFailed(RuntimeError):
+    """A stage of a pipeline failed on another rank; the message says which, and what it said."""
+
+
 class RankError(RuntimeError):
     """A cell failed on some ranks. `ranks`: which, the first to fail first; `tracebacks`: rank → text; `lost`: rank → why.
     All of it is plain text; `coloured` is the same as str(), in the colours that the ranks gave their tracebacks."""

@@ -75,3 +75,88 @@ def synchronous(schedule: str, stages: int, micro_batches: int, last: int | None
     assert len(report.losses) == 5 and report.losses[-1] > 0
     assert furthest(expected, {k: v for k, v in torch.nn.Sequential(*mlp(stages)).state_dict().items()}) > 1e-3
     return furthest(expected, pipe.state_dict())
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    "sgd": sgd,
+    "sgd with decay": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, weight_decay=0.01, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, 0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1),
+    "nadam": lambda p: torch.optim.NAdam(p, 0.01),
+}
+
+
+def replayed(
+    path: str, schedule: str, staleness: str, rule: str = "sgd", stages: int = 2, runs: int = 1, size: int = 12, **options: Any
+) -> str:
+    """Trains a pipeline that writes a ledger, and computes it again in one process: "identical", or what differs."""
+    from ddip.pipeline.replay import replay
+
+    batches = data(6, size, 7, torch.float32)
+    torch.set_num_threads(1)
+    pipe = ddip.Pipeline(
+        mlp(stages, torch.float32), loss=torch.nn.functional.mse_loss, optimizer=RULES[rule], schedule=schedule,
+        staleness=staleness, ledger=path, seed=5, **{"micro_batches": 4, **options},
+    )  # fmt: skip
+    for _ in range(runs):
+        pipe.run(batches)
+    weights = pipe.state_dict()
+    if ddip.rank() != 0:
+        return "identical"
+    found = replay(path, mlp(stages, torch.float32), torch.nn.functional.mse_loss, batches * runs)
+    if found.difference is not None:
+        return found.difference
+    for name, tensor in weights.items():
+        stage, _, inner = name.partition(".")
+        if not torch.equal(found.weights[int(stage)][inner], tensor):
+            return f"{name} is not what the ledger says"
+    return "identical"
+
+
+class FailsAt(torch.nn.Module):
+    """A layer that raises in its n-th forward."""
+
+    def __init__(self, forward: int) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(8, 3).double()
+        self.left = forward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.left -= 1
+        if self.left == 0:
+            raise ValueError("no more today")
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+def pipe_of(parts: list[torch.nn.Module], schedule: str = "async_1f1b", **options: Any) -> ddip.Pipeline:
+    return ddip.Pipeline(
+        parts, loss=torch.nn.functional.mse_loss, optimizer=sgd, schedule=schedule, **{"micro_batches": 4, **options}
+    )
+
+
+def failing(schedule: str) -> tuple[ddip.Pipeline, str]:
+    """The last stage fails in the middle of a run. The pipeline, and what this rank was told."""
+    pipe = pipe_of([mlp(2)[0], FailsAt(11)], schedule)
+    try:
+        pipe.run(data(5, 12))
+    except Exception as error:  # noqa: BLE001
+        return pipe, f"{type(error).__name__}: {error}"
+    return pipe, "nothing"
+
+
+def resident_kib() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4
+
+
+def many(batches: int) -> tuple[float, int]:
+    """(growth of the resident memory in KiB per micro-batch, open descriptors more than before)."""
+    import os
+
+    pipe = pipe_of(mlp(2), "async_1f1b", staleness="msnag+stash", micro_batches=8)
+    small = data(batches // 10, 8)
+    pipe.run(small)  # everything that is made once is made here
+    before, open_before = resident_kib(), len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        pipe.run(small)
+    return (resident_kib() - before) / (batches * 8), len(os.listdir("/proc/self/fd")) - open_before

@@ -16,6 +16,7 @@ const char* type_of(const std::exception& error) {
   if (dynamic_cast<const PeerLost*>(&error)) return "PeerLost";
   if (dynamic_cast<const TimedOut*>(&error)) return "TimedOut";
   if (dynamic_cast<const ProtocolError*>(&error)) return "ProtocolError";
+  if (dynamic_cast<const StageFailed*>(&error)) return "StageFailed";
   return nullptr;
 }
 

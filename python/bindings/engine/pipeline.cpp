@@ -36,18 +36,20 @@ void bind_weights(py::module_& module) {
       .def_property_readonly("gradient", &Weights::gradient)
       .def_property_readonly("apart", &Weights::apart)
       .def_property_readonly("bytes", &Weights::bytes)
+      .def_property_readonly("begins", &Weights::begins)
       .def("slices", &Weights::slices, py::arg("flat"));
 
   py::class_<Versions, std::shared_ptr<Versions>>(module, "Versions")
       .def(py::init([](std::shared_ptr<Weights> weights, std::shared_ptr<staleness::Policy> policy,
                        std::function<staleness::Optimizer()> optimizer,
                        std::function<std::vector<std::vector<double>>(int)> rates,
-                       std::function<void(const std::vector<double>&)> step, int stage, int stages) {
-             return std::make_shared<Versions>(
-                 std::move(weights), std::move(policy),
-                 Versions::Asks{std::move(optimizer), std::move(rates), std::move(step)}, stage, stages);
+                       std::function<void(const std::vector<double>&)> step, std::function<void()> stepped, int stage,
+                       int stages) {
+             return std::make_shared<Versions>(std::move(weights), std::move(policy),
+                                               Versions::Asks{std::move(optimizer), std::move(rates), std::move(step), std::move(stepped)},
+                                               stage, stages);
            }),
-           py::arg("weights"), py::arg("policy"), py::arg("optimizer"), py::arg("rates"), py::arg("step"),
+           py::arg("weights"), py::arg("policy"), py::arg("optimizer"), py::arg("rates"), py::arg("step"), py::arg("stepped"),
            py::arg("stage"), py::arg("stages"))
       .def_property_readonly("version", &Versions::version)
       .def_property_readonly("kept", &Versions::kept)
@@ -61,6 +63,17 @@ void bind_records(py::module_& module) {
       .def_readonly("predicted", &Used::predicted)
       .def_readonly("rates", &Used::rates)
       .def_readonly("pending", &Used::pending);
+  py::class_<ReadBack>(module, "ReadBack")
+      .def_readonly("version", &ReadBack::version)
+      .def_readonly("rates", &ReadBack::rates)
+      .def_property_readonly("source", [](const ReadBack& self) {
+        switch (self.from) {
+          case ReadBack::From::forward: return "forward";
+          case ReadBack::From::truth: return "true";
+          case ReadBack::From::policy: return "policy";
+        }
+        return "";
+      });
   py::class_<Versions::Stepped>(module, "Stepped")
       .def_readonly("micro_batches", &Versions::Stepped::micro_batches)
       .def_readonly("count", &Versions::Stepped::count)
@@ -72,6 +85,7 @@ void bind_records(py::module_& module) {
       .def_readonly("end", &Done::end)
       .def_readonly("count", &Done::count)
       .def_readonly("used", &Done::used)
+      .def_readonly("read", &Done::read)
       .def_readonly("stepped", &Done::stepped);
   py::class_<Record>(module, "Record")
       .def_readonly("actions", &Record::actions)

@@ -51,9 +51,10 @@ struct type_caster<ddip::pipeline::Value> {
   }
 
   [[noreturn]] static void refuse(const std::string& what) {
-    throw ddip::ConfigError(fmt::format("{} cannot cross from one stage to the next; expected tensors, None, numbers, strings, and "
-                                        "lists, tuples and dictionaries of them",
-                                        what));
+    throw ddip::ConfigError(
+        fmt::format("{} cannot cross from one stage to the next; expected tensors, None, numbers, strings, and "
+                    "lists, tuples and dictionaries of them",
+                    what));
   }
 
   static object to(const Value& source) {

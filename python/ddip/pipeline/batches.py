@@ -67,7 +67,7 @@ class Batches:
         parts = []
         begin = 0
         for size in sizes:
-            parts.append((part_of(x, begin, size), part_of(y, begin, size), size))
+            parts.append((part_of(x, begin, size, torch.clone), part_of(y, begin, size), size))
             begin += size
         return parts
 
@@ -83,11 +83,13 @@ def samples_of(value: Any) -> int:
     return 0
 
 
-def part_of(value: Any, begin: int, size: int) -> Any:
+def part_of(value: Any, begin: int, size: int, made: Callable[[torch.Tensor], torch.Tensor] = lambda part: part) -> Any:
+    """Inputs are copied (`made`): a stage may change them in place, and the bits of a product may depend on where in memory its
+    operands begin."""
     if isinstance(value, torch.Tensor):
-        return value.narrow(0, begin, size) if value.dim() else value
+        return made(value.narrow(0, begin, size)) if value.dim() else value
     if isinstance(value, dict):
-        return {key: part_of(item, begin, size) for key, item in value.items()}
+        return {key: part_of(item, begin, size, made) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(part_of(item, begin, size) for item in value)
+        return type(value)(part_of(item, begin, size, made) for item in value)
     return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from ddip.errors import ConfigError
 from ddip.pipeline.batches import Batches
 from ddip.pipeline.report import Report, rows_of, times_of
 from ddip.pipeline.stepping import MakeOptimizer, MakeScheduler, Stepping, rule_of
+from ddip.pipeline.writer import Writer
 from ddip.replicas import gather_objects
 
 Loss = Callable[[Any, Any], Any]
@@ -57,6 +59,8 @@ class Pipeline:
         switch_at: int | None = None,
         seed: int = 0,
         placement: Sequence[int] | None = None,
+        ledger: str | Path | None = None,
+        program: str | None = None,
     ) -> None:
         self.ranks = comm()
         self.modules = stages_of(model, stages if stages is not None else self.ranks.world_size)
@@ -70,7 +74,7 @@ class Pipeline:
             raise ConfigError(f"precision={precision!r}: expected fp32 or bf16")
         if micro_batches < 1 or accumulate < 1:
             raise ConfigError(f"micro_batches={micro_batches}, accumulate={accumulate}: expected numbers from 1 on")
-        self.loss, self.precision, self.seed = loss, precision, seed
+        self.loss, self.precision, self.seed, self.clip = loss, precision, seed, clip
         self.request: dict[str, Any] = {
             "schedule": schedule, "stages": len(self.modules), "rank_of_stage": self.placement, "edges": self.edges,
             "micro_batches": micro_batches, "accumulate": accumulate, "warmup": warmup, "flush_every": flush_every,
@@ -94,6 +98,7 @@ class Pipeline:
             for index, rank in enumerate(self.placement)
             if rank == self.ranks.rank
         ]
+        self._writer = Writer(ledger, self, program) if ledger else None
         self._executor = native.Executor(
             self.ranks, self._stages, self.edges, self.placement, [max(2, frames) for frames in self.plan.capacity]
         )
@@ -141,6 +146,8 @@ class Pipeline:
             actions, training=training, seed=self.seed, first_micro_batch=self._done if training else 0,
             step_size=self.accumulate if self.asynchronous else 0,
         )  # fmt: skip
+        if training and self._writer:
+            self._writer.add(record, self._done)
         if training:
             self._done += len(source) * self.micro_batches
         return self._report(record, len(source))
@@ -172,6 +179,9 @@ class Pipeline:
             [total / count if count else 0.0 for total, count in zip(sums, counts, strict=True)],
             stages, max((row["end"] for row in trace), default=0.0), trace,
         )  # fmt: skip
+
+    def recomputes(self, index: int) -> bool:
+        return next(bool(stage.recompute) for stage in self._stages if stage.index == index)
 
     def _kept(self, index: int) -> int:
         return self.versions[index].kept if index in self.versions else 0
@@ -226,10 +236,10 @@ class Pipeline:
             stale = any(action.staleness for actions in self.plan.ranks for action in actions if action.stage == index)
             apart = stale or "spectrain" in self.policy_name
             weights = native.Weights(list(trained.values()), list(trained), apart)
-            stepping = Stepping(weights, optimizer, scheduler)
+            stepping = Stepping(weights, list(trained), optimizer, scheduler)
             self.steppings[index] = stepping
             stage.versions = native.Versions(
-                weights, policy, stepping.state, stepping.rates, stepping.step, index, len(self.modules)
+                weights, policy, stepping.state, stepping.rates, stepping.step, stepping.stepped, index, len(self.modules)
             )
             self.versions[index] = stage.versions
             stage.device = next(iter(trained.values())).device

@@ -3,6 +3,7 @@ and its momenta are moved into flat memory, so that a prediction is one pass ove
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -25,8 +26,23 @@ MOMENTS = {
     "nadam": ("exp_avg", "exp_avg_sq"),
 }
 
+SAID = {
+    "sgd": ("momentum", "dampening", "weight_decay", "nesterov", "maximize"),
+    "adam": ("betas", "eps", "weight_decay", "maximize"),
+    "adamw": ("betas", "eps", "weight_decay", "maximize"),
+    "nadam": ("betas", "eps", "weight_decay", "maximize", "momentum_decay", "decoupled_weight_decay"),
+}
+
 MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], Any]
+
+
+def hash_of(tensors: list[torch.Tensor]) -> str:
+    """SHA-256 of their bytes, one after the other."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> str | None:
@@ -36,8 +52,13 @@ def rule_of(optimizer: torch.optim.Optimizer) -> str | None:
 class Stepping:
     """One stage's. `weights`: its flat memory."""
 
-    def __init__(self, weights: Any, make_optimizer: MakeOptimizer, make_scheduler: MakeScheduler | None) -> None:
-        self.weights = weights
+    def __init__(
+        self, weights: Any, names: list[str], make_optimizer: MakeOptimizer, make_scheduler: MakeScheduler | None
+    ) -> None:
+        self.weights, self.names = weights, names
+        self.noted: list[
+            Callable[[list[float], str], None]
+        ] = []  # called after each step: its rates, the gradient's hash
         self.masters = [torch.nn.Parameter(master.detach()) for master in weights.masters]
         for master, given in zip(self.masters, weights.masters, strict=True):
             master.grad = given.grad
@@ -50,6 +71,7 @@ class Stepping:
         self.velocity: torch.Tensor | None = None
         self.second: torch.Tensor | None = None
         self.steps = 0
+        self._last: tuple[list[float], str] = ([], "")
         self._runs = self._find_runs()
 
     def _refuse_other_parameters(self) -> None:
@@ -67,16 +89,13 @@ class Stepping:
         """(group, begin, end): slices of the flat memory, each within one parameter group."""
         home = {id(p): index for index, group in enumerate(self.groups) for p in group["params"]}
         runs: list[tuple[int, int, int]] = []
-        begin = 0
-        for master in self.masters:
-            end = begin + master.numel()
+        for master, begin in zip(self.masters, self.weights.begins, strict=True):
             group = home.get(id(master))
-            if group is not None:
-                if runs and runs[-1][0] == group and runs[-1][2] == begin:
-                    runs[-1] = (group, runs[-1][1], end)
-                else:
-                    runs.append((group, begin, end))
-            begin = end
+            end = begin + master.numel()
+            if group is not None and runs and runs[-1][0] == group:
+                runs[-1] = (group, runs[-1][1], end)  # over the padding between them, which is zero and stays so
+            elif group is not None:
+                runs.append((group, begin, end))
         return runs
 
     @property
@@ -108,6 +127,23 @@ class Stepping:
             velocity=self.velocity, second=self.second,
         )  # fmt: skip
 
+    def by_group(self, rates: list[list[float]]) -> list[list[float]]:
+        """What was said of each slice, of each parameter group."""
+        found = {group: rates[index] for index, (group, _, _) in reversed(list(enumerate(self._runs)))}
+        return [found[group] for group in sorted(found)]
+
+    def described(self) -> dict[str, Any]:
+        """For the ledger."""
+        name_of = {id(master): name for master, name in zip(self.masters, self.names, strict=True)}
+        groups = []
+        for group in self.groups:
+            said = {key: group[key] for key in SAID.get(self.rule or "", ()) if key in group}
+            if "betas" in said:
+                said["betas"] = list(said["betas"])
+            groups.append({"parameters": [name_of[id(parameter)] for parameter in group["params"]], **said})
+        found: dict[str, Any] = {"name": self.rule or type(self.optimizer).__name__, "groups": groups}
+        return {**found, "form": "torch"} if self.rule == "sgd" else found
+
     def rates(self, steps: int) -> list[list[float]]:
         """Of each slice: the rates of the next steps."""
         ahead = self.future.rates(self.steps, steps, self.groups) if self.future else None
@@ -116,6 +152,7 @@ class Stepping:
     def step(self, rates: list[float]) -> None:
         assert self.optimizer
         kept = [group["lr"] for group in self.groups]
+        gradient = hash_of([master.grad for master in self.masters if master.grad is not None]) if self.noted else ""
         for (group, _, _), rate in zip(self._runs, rates, strict=True):
             self.groups[group]["lr"] = rate
         try:
@@ -125,8 +162,14 @@ class Stepping:
                 options["lr"] = rate
         self.steps += 1
         self._gather_moments()
+        self._last = [float(rate) for rate in kept], gradient
         if self.scheduler:
             self.scheduler.step()
+
+    def stepped(self) -> None:
+        """The policy has had its part in the step, too."""
+        for note in self.noted:
+            note(*self._last)
 
     def _gather_moments(self) -> None:
         """After the first step, which makes them: into flat memory, where the optimizer goes on changing them."""

@@ -27,6 +27,11 @@ struct ProtocolError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// A stage of a pipeline has failed on another rank. The message is what that rank said.
+struct StageFailed : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 // A system call failed: "what: strerror(errno)".
 [[noreturn]] void throw_errno(const std::string& what);
 

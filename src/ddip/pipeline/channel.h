@@ -73,7 +73,7 @@ class Receiver {
 
   // So many messages will come before the next call: receives for them are posted as far as there are frames.
   void expect(int64_t messages) { expected_ += messages; }
-  // Throws RemoteFailure if the sender has failed.
+  // Throws StageFailed if the sender has failed.
   Message receive(const Poll& poll);
 
   int64_t posted() const { return posted_; }
@@ -99,11 +99,6 @@ class Receiver {
   std::deque<Posted> waiting_;
   int64_t expected_ = 0;
   int64_t posted_ = 0;
-};
-
-// Another rank has failed; what it said.
-struct RemoteFailure : std::runtime_error {
-  using std::runtime_error::runtime_error;
 };
 
 }  // namespace ddip::pipeline

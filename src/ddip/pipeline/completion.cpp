@@ -51,9 +51,8 @@ Completions::Completions(const tensors::Communicator& ranks)
 Completion Completions::watch(const tensors::Communicator::Work& work) {
   auto state = std::make_shared<Completion::State>();
   if (futures_) {
-    work->getFuture()->addCallback([state](c10::ivalue::Future& future) {
-      state->end(future.hasError() ? future.exception_ptr() : nullptr);
-    });
+    work->getFuture()->addCallback(
+        [state](c10::ivalue::Future& future) { state->end(future.hasError() ? future.exception_ptr() : nullptr); });
   } else {
     waiter_->post([work, state] {
       std::exception_ptr error;

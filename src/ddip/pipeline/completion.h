@@ -36,7 +36,7 @@ class Completions {
   Completion watch(const tensors::Communicator::Work& work);
 
  private:
-  const bool futures_;                            // the backend calls us when a message is through
+  const bool futures_;                             // the backend calls us when a message is through
   std::unique_ptr<tensors::WorkerThread> waiter_;  // otherwise: waits for one after the other
 };
 

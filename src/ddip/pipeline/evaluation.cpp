@@ -15,7 +15,8 @@ std::vector<Action> forwards_only(const std::vector<schedule::Edge>& edges, cons
       if (home(stage) != rank) continue;
       auto add = [&](Kind kind, int edge) {
         Direction direction = kind == Kind::forward ? Direction::none : Direction::activation;
-        actions.push_back({.kind = kind, .direction = direction, .stage = stage, .micro_batch = micro_batch, .edge = edge});
+        actions.push_back(
+            {.kind = kind, .direction = direction, .stage = stage, .micro_batch = micro_batch, .edge = edge});
       };
       for (size_t edge = 0; edge < edges.size(); ++edge)
         if (edges[edge].to == stage && home(edges[edge].from) != rank) add(Kind::receive, static_cast<int>(edge));

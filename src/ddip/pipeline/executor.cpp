@@ -22,6 +22,12 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// An error of Python's has its traceback behind it; that is shown where it happened.
+std::string first_line(const char* text) {
+  std::string line(text);
+  return line.substr(0, line.find('\n'));
+}
+
 size_t channel_of(const Action& action) {
   return schedule::channel_of(action.edge, action.direction == Direction::gradient);
 }
@@ -71,10 +77,8 @@ Executor::Executor(std::shared_ptr<tensors::Communicator> ranks, std::vector<Sta
       size_t channel = schedule::channel_of(static_cast<int>(edge), gradient);
       int sender = gradient ? to : from, receiver = gradient ? from : to;
       int tag = kFirstTag + static_cast<int>(channel) * kTagsOfAChannel;
-      if (ranks_->rank() == sender)
-        senders_.try_emplace(channel, ranks_, Address{receiver, tag}, frames.at(channel));
-      if (ranks_->rank() == receiver)
-        receivers_.try_emplace(channel, ranks_, Address{sender, tag}, frames.at(channel));
+      if (ranks_->rank() == sender) senders_.try_emplace(channel, ranks_, Address{receiver, tag}, frames.at(channel));
+      if (ranks_->rank() == receiver) receivers_.try_emplace(channel, ranks_, Address{sender, tag}, frames.at(channel));
     }
   }
 }
@@ -122,11 +126,11 @@ Record Executor::run(const std::vector<Action>& actions, const RunOptions& optio
   } catch (const PeerLost&) {
     reset();  // nothing can be agreed upon with a rank that is gone
     throw;
-  } catch (const RemoteFailure& failure) {
+  } catch (const StageFailed& failure) {
     fail(failure.what());
     throw;
   } catch (const std::exception& failure) {
-    fail(fmt::format("{} (rank {}): {}", now ? place(*now) : "the pipeline", ranks_->rank(), failure.what()));
+    fail(fmt::format("{} (rank {}): {}", now ? place(*now) : "the pipeline", ranks_->rank(), first_line(failure.what())));
     throw;
   }
   agree("");
@@ -243,8 +247,8 @@ void Executor::compute(const Action& action, Flight& now, bool with_graph, bool 
   }
   std::vector<Value> outputs = here.forward(inputs);
   if (outputs.size() != here.outgoing.size() && !here.loss)
-    throw ConfigError(fmt::format("{} gave {} values for {} later stages", here.name, outputs.size(),
-                                  here.outgoing.size()));
+    throw ConfigError(
+        fmt::format("{} gave {} values for {} later stages", here.name, outputs.size(), here.outgoing.size()));
   now.roots = Roots();
   auto add_root = [&](const at::Tensor& loss, double weight) {
     if (!loss.requires_grad()) return;
@@ -282,9 +286,10 @@ void Executor::forward(const Action& action, Done& done) {
     if (here.loss && here.input && !here.incoming.empty()) {
       Sample own = here.input(action.micro_batch);
       if (own.count != now.samples || fingerprint(own.value) != now.fingerprint)
-        throw ConfigError(fmt::format("micro-batch {} of the last stage's batches is not the one that the first stage read: every rank "
-                                      "must read equally seeded batches of equal number",
-                                      action.micro_batch));
+        throw ConfigError(fmt::format(
+            "micro-batch {} of the last stage's batches is not the one that the first stage read: every rank "
+            "must read equally seeded batches of equal number",
+            action.micro_batch));
     }
     if (here.versions) {
       now.used = options_.training ? here.versions->before_forward(action.micro_batch, action.version, action.staleness)
@@ -298,9 +303,8 @@ void Executor::forward(const Action& action, Done& done) {
   for (int edge : here.outgoing) {
     if (!is_local(edge)) continue;
     // A copy: the next stage may change it in place, and this one's graph may still need it.
-    Message message{.micro_batch = action.micro_batch,
-                    .count = static_cast<double>(now.samples),
-                    .fingerprint = now.fingerprint};
+    Message message{
+        .micro_batch = action.micro_batch, .count = static_cast<double>(now.samples), .fingerprint = now.fingerprint};
     if (now.samples > 0) message.value = copied(now.outputs.at(edge));
     now.outputs.erase(edge);
     flights_[{edges_[static_cast<size_t>(edge)].to, action.micro_batch}].arrived[edge] = std::move(message);
@@ -319,8 +323,7 @@ void Executor::backward(const Action& action, Done& done) {
   done.count = now.loss_count;
   if (now.samples > 0) {
     if (here.versions) {
-      here.versions->before_backward(action.micro_batch, now.used);
-      done.used = now.used;
+      done.read = here.versions->before_backward(action.micro_batch, now.used);
     }
     if (here.recompute) {
       KeptBuffers buffers(here.buffers ? here.buffers() : std::vector<at::Tensor>{});
@@ -399,7 +402,7 @@ void Executor::agree(const std::string& why) {
     std::string theirs(reinterpret_cast<const char*>(all[rank].const_data_ptr<uint8_t>()));
     if (!theirs.empty()) {
       reset();
-      throw RemoteFailure(theirs);
+      throw StageFailed(theirs);
     }
   }
 }

@@ -2,7 +2,8 @@
 // is the policy's matter, what is computed is the stage's.
 //
 // It runs on the calling thread. Between actions and while it waits it polls for an interrupt. When one rank fails, its
-// neighbours get a message that says so instead of the one they wait for, and pass it on: all ranks end, and can run again.
+// neighbours get a message that says so instead of the one they wait for, and pass it on: all ranks end, and can run
+// again.
 #pragma once
 
 #include <map>
@@ -20,8 +21,8 @@
 namespace ddip::pipeline {
 
 struct RunOptions {
-  bool training = true;  // otherwise: forwards only, without graphs
-  uint64_t seed = 0;     // of the micro-batches' random numbers
+  bool training = true;           // otherwise: forwards only, without graphs
+  uint64_t seed = 0;              // of the micro-batches' random numbers
   int64_t first_micro_batch = 0;  // of this run, counted over all runs: for the random numbers
   // Asynchronous: micro-batches of a full step; a step of fewer has a smaller rate. 0: every step is a full one.
   int step_size = 0;
@@ -33,7 +34,7 @@ class Executor {
   Executor(std::shared_ptr<tensors::Communicator> ranks, std::vector<Stage> stages, std::vector<schedule::Edge> edges,
            std::vector<int> rank_of_stage, std::vector<int> frames, Poll poll);
 
-  // All ranks together. Throws what a stage threw, or RemoteFailure.
+  // All ranks together. Throws what a stage threw, or StageFailed.
   Record run(const std::vector<schedule::Action>& actions, const RunOptions& options);
 
   const std::vector<Stage>& stages() const { return stages_; }

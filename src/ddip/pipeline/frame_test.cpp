@@ -22,7 +22,8 @@ Message through_a_frame(const Message& message, size_t capacity) {
 
 Value everything() {
   at::Tensor image = at::rand({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast);
-  Value::Dict inner{{{"mask", Value{at::randint(0, 2, {3}, at::kBool)}}, {"none", Value{}}, {"name", Value{std::string("x")}}}};
+  Value::Dict inner{
+      {{"mask", Value{at::randint(0, 2, {3}, at::kBool)}}, {"none", Value{}}, {"name", Value{std::string("x")}}}};
   Value::List list{{Value{image}, Value{int64_t{-7}}, Value{2.5}, Value{true}}};
   return {Value::Tuple{{Value{list}, Value{inner}, Value{at::empty({0, 4})}, Value{at::rand({2, 6}).t()},
                         Value{at::rand({4}, at::kHalf)}, Value{at::tensor(3.0)}}}};

@@ -13,7 +13,8 @@ struct Done {
   schedule::Action action;
   double begin = 0, end = 0;  // seconds since the run's beginning
   double count = 0;           // forward: samples; backward: what the loss counted; step: the sum over its micro-batches
-  Used used;                  // forward, backward
+  Used used;                  // forward
+  ReadBack read;              // backward
   Versions::Stepped stepped;  // step
 };
 

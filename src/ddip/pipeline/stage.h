@@ -24,7 +24,7 @@ struct Loss {
 
 struct Stage {
   int index = 0;
-  std::string name;  // for people: "stage 1 (decoder)"
+  std::string name;                     // for people: "stage 1 (decoder)"
   std::vector<int> incoming, outgoing;  // edges, in the order of forward's arguments and results
 
   std::function<std::vector<Value>(const std::vector<Value>&)> forward;

@@ -93,13 +93,15 @@ Used Versions::before_forward(int64_t micro_batch, int64_t version, int stalenes
   return used;
 }
 
-void Versions::before_backward(int64_t micro_batch, const Used& used) {
+ReadBack Versions::before_backward(int64_t micro_batch, const Used& used) {
   at::NoGradGuard quiet;
+  ReadBack read{.version = version_};
   bool written = false;
   if (needs_.backward_weights) {
     staleness::Moment now = moment(micro_batch, 0);
     at::Tensor& out = weights_->work(Weights::kNothing);
     written = policy_->before_backward(asks_.optimizer(), now, out);
+    if (written) read.rates = now.rates;
   }
   if (!written) {
     auto kept = kept_.find(used.label);
@@ -114,6 +116,11 @@ void Versions::before_backward(int64_t micro_batch, const Used& used) {
     before_backward_.copy_(weights_->gradient());
     weights_->gradient().zero_();
   }
+  if (written)
+    read.from = ReadBack::From::policy;
+  else if (needs_.stash)
+    read.from = ReadBack::From::forward;
+  return read;
 }
 
 void Versions::after_backward(int64_t micro_batch, const Used& used, double count) {
@@ -170,6 +177,7 @@ Versions::Stepped Versions::step(double clip, int full) {
       staleness::Optimizer after = asks_.optimizer();
       policy_->after_step(after, step);
     }
+    if (asks_.stepped) asks_.stepped();
     done.rates = step.rates;
   }
   gradient.zero_();

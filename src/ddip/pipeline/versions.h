@@ -21,30 +21,39 @@ struct Used {
   std::vector<int64_t> pending;            // micro-batches in φ
 };
 
+// What a backward used.
+struct ReadBack {
+  enum class From { forward, truth, policy } from = From::truth;  // what the forward used; the newest; what the policy wrote
+  int64_t version = 0;                                            // the newest at that moment
+  std::vector<std::vector<double>> rates;                         // if the policy wrote
+};
+
 class Versions {
  public:
   struct Asks {
-    std::function<staleness::Optimizer()> optimizer;                              // as it is now
-    std::function<std::vector<std::vector<double>>(int steps)> rates;             // of each group, the next steps'
+    std::function<staleness::Optimizer()> optimizer;                   // as it is now
+    std::function<std::vector<std::vector<double>>(int steps)> rates;  // of each group, the next steps'
     std::function<void(const std::vector<double>& rates)> step;  // the optimizer, once, with these rates
+    std::function<void()> stepped;  // told when the policy is done with the step too
   };
   // `stage` of `stages`; `mean_staleness` under the plan.
-  Versions(std::shared_ptr<Weights> weights, std::shared_ptr<staleness::Policy> policy, Asks asks, int stage, int stages);
+  Versions(std::shared_ptr<Weights> weights, std::shared_ptr<staleness::Policy> policy, Asks asks, int stage,
+           int stages);
 
   // What a run will ask for. `reads`: versions, from the run's beginning on, that its forwards read, one entry each.
   void begin(const std::vector<int64_t>& reads, double mean_staleness, int accumulate);
 
   // `version`: the one to read, from the run's beginning on.
   Used before_forward(int64_t micro_batch, int64_t version, int staleness);
-  void before_backward(int64_t micro_batch, const Used& used);
+  ReadBack before_backward(int64_t micro_batch, const Used& used);
   // The micro-batch's gradients are in the sum; its weights are not needed any more. `count`: samples, or what the loss
   // was a sum over.
   void after_backward(int64_t micro_batch, const Used& used, double count);
   // A micro-batch whose backward will not come (evaluation, failure).
   void forget(const Used& used);
 
-  // Divides the sum, clips (0: not), steps. `full`: micro-batches of a full step; one of fewer has a smaller rate. 0: any
-  // number is a full step.
+  // Divides the sum, clips (0: not), steps. `full`: micro-batches of a full step; one of fewer has a smaller rate. 0:
+  // any number is a full step.
   struct Stepped {
     std::vector<int64_t> micro_batches;
     double count = 0;
@@ -83,8 +92,8 @@ class Versions {
   int accumulate_ = 1;
   int64_t version_ = 0;
   int64_t next_label_;
-  std::map<int64_t, Kept> kept_;   // by label
-  std::map<int64_t, int> in_use_;   // true versions that flights will want again
+  std::map<int64_t, Kept> kept_;     // by label
+  std::map<int64_t, int> in_use_;    // true versions that flights will want again
   std::map<int64_t, int> expected_;  // true versions that forwards of this run will read
   int64_t first_ = 0;                // version at the run's beginning
   std::vector<at::Tensor> spares_;

@@ -5,6 +5,19 @@
 #include "ddip/base/error.h"
 
 namespace ddip::pipeline {
+namespace {
+
+// Each parameter begins where vector instructions like it, as it would by itself: some matrix kernels give other bits
+// for memory that is aligned in another way, and a replay must give the same.
+constexpr int64_t kAlignment = 64;
+
+int64_t padded(int64_t elements, int64_t bytes_each) {
+  int64_t step = kAlignment / bytes_each;
+  return (elements + step - 1) / step * step;
+}
+
+}  // namespace
+
 Weights::Weights(const std::vector<at::Tensor>& parameters, const std::vector<std::string>& names, bool apart)
     : like_(parameters) {
   at::NoGradGuard quiet;
@@ -16,10 +29,10 @@ Weights::Weights(const std::vector<at::Tensor>& parameters, const std::vector<st
                                     names[0], names[i], c10::toString(parameters[0].scalar_type()),
                                     c10::toString(parameter.scalar_type())));
     begins_.push_back(total);
-    total += parameter.numel();
+    total += padded(parameter.numel(), parameter.element_size());
   }
   auto options = parameters.empty() ? at::TensorOptions() : parameters[0].options();
-  truth_ = at::empty({total}, options.requires_grad(false));
+  truth_ = at::zeros({total}, options.requires_grad(false));
   gradient_ = at::zeros({total}, options.requires_grad(false));
   std::vector<at::Tensor> trues = slices(truth_), gradients = slices(gradient_);
   for (size_t i = 0; i < parameters.size(); ++i) trues[i].copy_(parameters[i].detach());
@@ -42,9 +55,8 @@ std::vector<at::Tensor> Weights::slices(const at::Tensor& flat) const {
   for (size_t i = 0; i < like_.size(); ++i) {
     const at::Tensor& like = like_[i];
     // A dense layout stays as it is (channels-last); any other becomes a plain one.
-    found.push_back(like.is_non_overlapping_and_dense()
-                        ? flat.as_strided(like.sizes(), like.strides(), begins_[i])
-                        : flat.narrow(0, begins_[i], like.numel()).view(like.sizes()));
+    found.push_back(like.is_non_overlapping_and_dense() ? flat.as_strided(like.sizes(), like.strides(), begins_[i])
+                                                        : flat.narrow(0, begins_[i], like.numel()).view(like.sizes()));
   }
   return found;
 }
@@ -63,8 +75,6 @@ at::Tensor& Weights::work(int64_t label) {
   return work_;
 }
 
-int64_t Weights::bytes() const {
-  return static_cast<int64_t>(truth_.nbytes() * (apart() ? 3 : 2));
-}
+int64_t Weights::bytes() const { return static_cast<int64_t>(truth_.nbytes() * (apart() ? 3 : 2)); }
 
 }  // namespace ddip::pipeline

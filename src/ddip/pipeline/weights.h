@@ -20,7 +20,8 @@ class Weights {
   // `apart`: the module computes with other weights than the true ones now and then.
   Weights(const std::vector<at::Tensor>& parameters, const std::vector<std::string>& names, bool apart);
 
-  // For the optimizer: views of the true weights, in the order of the parameters, whose gradients are views of `gradient`.
+  // For the optimizer: views of the true weights, in the order of the parameters, whose gradients are views of
+  // `gradient`.
   const std::vector<at::Tensor>& masters() const { return masters_; }
 
   const at::Tensor& truth() const { return truth_; }
@@ -36,6 +37,7 @@ class Weights {
   static constexpr int64_t kNothing = -1;
 
   std::vector<at::Tensor> slices(const at::Tensor& flat) const;  // one for each parameter
+  const std::vector<int64_t>& begins() const { return begins_; }  // where each lies in flat memory; zeros between them
   int64_t bytes() const;                                         // that live because of us
 
  private:

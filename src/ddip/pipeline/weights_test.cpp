@@ -31,8 +31,8 @@ std::vector<at::Tensor> by_hand(const std::vector<at::Tensor>& first, const std:
   at::Tensor flat = hidden.flatten(1);
   at::Tensor linear_weight = gradient.t().mm(flat), linear_bias = gradient.sum(0);
   at::Tensor inside = gradient.mm(second[2]).view_as(hidden) * (1 - hidden * hidden);
-  auto [input, weight, bias] = at::convolution_backward(inside, x, second[0], at::IntArrayRef{3}, {1, 1}, {0, 0}, {1, 1},
-                                                        false, {0, 0}, 1, {true, true, true});
+  auto [input, weight, bias] = at::convolution_backward(inside, x, second[0], at::IntArrayRef{3}, {1, 1}, {0, 0},
+                                                        {1, 1}, false, {0, 0}, 1, {true, true, true});
   return {input, weight, bias, linear_weight, linear_bias};
 }
 

@@ -1,0 +1,161 @@
+"""Writes the ledger of a pipeline (docs/ledger.md): what each rank's stages really did, gathered after every run. The hashes are
+taken where the optimizer steps, not where the plan says it should."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddip.pipeline.seeds import seed_of
+from ddip.pipeline.stepping import hash_of
+from ddip.replicas import gather_objects
+
+if TYPE_CHECKING:
+    from ddip.pipeline.front import Pipeline
+
+Json = dict[str, Any]
+
+
+class Notes:
+    """What one stage's optimizer did, noted by itself."""
+
+    def __init__(self, pipe: Pipeline, index: int) -> None:
+        self.module = pipe.modules[index]
+        self.stepping = pipe.steppings[index]
+        self.steps: list[Json] = []
+        self.initial = self.hash()
+        self.stepping.noted.append(self.note)
+
+    def hash(self) -> str:
+        """Of the true weights, frozen ones too."""
+        true = dict(zip(self.stepping.names, self.stepping.masters, strict=True))
+        return hash_of([true.get(name, parameter) for name, parameter in self.module.named_parameters()])
+
+    def note(self, rates: list[float], gradient: str) -> None:
+        self.steps.append({"rates": rates, "sha256": self.hash(), "gradient": gradient})
+
+
+class Writer:
+    def __init__(self, path: str | Path, pipe: Pipeline, program: str | None) -> None:
+        self.path, self.pipe, self.program = Path(path), pipe, program
+        self.notes = {index: Notes(pipe, index) for index in pipe.steppings}
+        self.lines: list[Json] = []
+        self.forwards = dict.fromkeys(pipe.steppings, 0)
+        self.staleness: dict[int, list[int]] = {index: [] for index in pipe.steppings}
+        self.steps = dict.fromkeys(pipe.steppings, 0)
+        self.micro_batches = 0
+        self.first = 0
+
+    def add(self, record: Any, first: int) -> None:
+        """All ranks, after a run whose micro-batches are counted from `first`."""
+        self.first = first
+        losses = {k: float(loss) for k, loss in record.losses}
+        mine = [line for done in record.actions if (line := self._line(done, first, losses))]
+        self.micro_batches = first + max((k for k, _ in record.losses), default=-1) + 1
+        everything = gather_objects((mine, self._about_stages(), self.micro_batches), self.pipe.ranks)
+        self.lines += [line for lines, _, _ in everything for line in lines]
+        about = {index: one for _, stages, _ in everything for index, one in stages.items()}
+        if self.pipe.ranks.rank == 0:
+            self._write(about, max(total for _, _, total in everything))
+
+    def _line(self, done: Any, first: int, losses: dict[int, float]) -> Json | None:
+        action, stage = done.action, done.action.stage
+        micro_batch = first + action.micro_batch
+        if stage not in self.notes or (done.count == 0 and action.kind != "drain"):
+            return None
+        if action.kind == "forward":
+            line = {
+                "kind": "forward", "stage": stage, "micro_batch": micro_batch, "count": int(done.count),
+                "weights": self._seen(stage, done.used), "buffers": self.forwards[stage],
+                "seed": seed_of(self.pipe.seed, stage, micro_batch),
+            }  # fmt: skip
+            self.forwards[stage] += 1
+            self.staleness[stage].append(done.used.staleness)
+            if stage == len(self.pipe.modules) - 1:
+                line["loss"] = losses[action.micro_batch]
+            return line
+        if action.kind == "backward":
+            return {
+                "kind": "backward", "stage": stage, "micro_batch": micro_batch, "weights": self._seen_back(stage, done.read),
+                "recomputed": self.pipe.recomputes(stage),
+            }  # fmt: skip
+        if action.kind == "step":
+            noted = self.notes[stage].steps.pop(0)
+            stepped = done.stepped
+            self.steps[stage] += 1
+            line = {
+                "kind": "step", "stage": stage, "step": self.steps[stage], "count": int(stepped.count),
+                "micro_batches": [first + k for k in stepped.micro_batches], **noted,
+            }  # fmt: skip
+            if self.pipe.asynchronous and len(stepped.micro_batches) < self.pipe.accumulate:
+                line["share"] = [len(stepped.micro_batches), self.pipe.accumulate]
+            return line
+        return None
+
+    def _seen(self, stage: int, used: Any) -> Json:
+        if not used.predicted:
+            return {"kind": "true", "version": used.version}
+        seen: Json = {"kind": "predicted", "version": used.version, "rates": self._by_group(stage, used.rates)}
+        if "spectrain" in self.pipe.policy_name:
+            seen["distance"] = self._distance(stage, backward=False)
+            seen["rates"] = [rates[:1] for rates in seen["rates"]]
+        else:
+            seen["n"] = used.staleness
+        if "aggmsnag" in self.pipe.policy_name:
+            seen["partial"] = [self.first + k for k in used.pending]
+        return seen
+
+    def _seen_back(self, stage: int, read: Any) -> Json:
+        if read.source == "forward":
+            return {"kind": "forward"}
+        if read.source == "true":
+            return {"kind": "true", "version": read.version}
+        if "pipemare" in self.pipe.policy_name:
+            return {"kind": "corrected", "version": read.version}
+        rates = [one[:1] for one in self._by_group(stage, read.rates)]
+        return {
+            "kind": "predicted",
+            "version": read.version,
+            "distance": self._distance(stage, backward=True),
+            "rates": rates,
+        }
+
+    def _distance(self, stage: int, backward: bool) -> int:
+        stages = len(self.pipe.modules)
+        distance = stage // 2 + (0 if backward else stages - stage - 1)
+        return -(-distance // self.pipe.accumulate)
+
+    def _by_group(self, stage: int, rates: list[list[float]]) -> list[list[float]]:
+        return self.pipe.steppings[stage].by_group(rates)
+
+    def _about_stages(self) -> dict[int, Json]:
+        about = {}
+        for index, notes in self.notes.items():
+            seen = self.staleness[index]
+            about[index] = {
+                "initial": notes.initial,
+                "optimizer": notes.stepping.described(),
+                "mean_staleness": sum(seen) / len(seen) if seen else 0.0,
+            }
+        return about
+
+    def _write(self, about: dict[int, Json], micro_batches: int) -> None:
+        pipe = self.pipe
+        stages = [about[index] for index in sorted(about)]
+        header = {
+            "kind": "header", "format": 1, "stages": len(pipe.modules), "schedule": pipe.request["schedule"],
+            "staleness": pipe.policy_name, "options": {}, "micro_batches": micro_batches, "split": pipe.micro_batches,
+            "accumulate": pipe.accumulate if pipe.asynchronous else pipe.accumulate * pipe.micro_batches,
+            "optimizer": [stage["optimizer"] for stage in stages], "clip": pipe.clip, "precision": pipe.precision,
+            "order": "plan", "mean_staleness": [stage["mean_staleness"] for stage in stages],
+            "threads": torch.get_num_threads(), "torch": torch.__version__,
+            "capability": torch.backends.cpu.get_cpu_capability(), "seed": pipe.seed, "program": self.program,
+            "initial": [stage["initial"] for stage in stages],
+        }  # fmt: skip
+        text = "".join(json.dumps(line) + "\n" for line in [header, *self.lines])
+        whole = self.path.with_name(self.path.name + ".new")
+        whole.write_text(text)
+        whole.replace(self.path)
