@@ -229,7 +229,7 @@ def test_lwp_and_spectrain_are_as_defined() -> None:
         return stage.weights - torch.cat([part * step for part, step in zip(parts, steps, strict=True)])
 
     moment = engine.StageMoment(staleness=n, rates=rates)
-    assert torch.allclose(predicted("lwp", stage, moment), by([sum(of) for of in rates]), rtol=0, atol=1e-15)
+    assert torch.allclose(predicted("lwp", stage, moment), by([sum(of) for of in rates]), rtol=0, atol=1e-14)
     distances = {(4, 0): (3, 0), (4, 1): (2, 0), (4, 2): (2, 1), (4, 3): (1, 1), (8, 5): (4, 2), (2, 1): (0, 0)}
     for ((stages, number), (forward, backward)), se in itertools.product(distances.items(), (1, 2)):
         # The staleness at hand does not matter, nor does a later rate.
@@ -240,11 +240,11 @@ def test_lwp_and_spectrain_are_as_defined() -> None:
                 assert found is None
             else:
                 expected = by([of[0] * math.ceil(s / se) for of in rates])
-                assert torch.allclose(found, expected, rtol=0, atol=1e-15)
+                assert torch.allclose(found, expected, rtol=0, atol=1e-14)
     stage.rule = engine.Rule.sutskever
     moment = engine.StageMoment(staleness=n, rates=rates, stage=0, stages=4)
     for policy in ("lwp", "spectrain"):
-        assert torch.allclose(predicted(policy, stage, moment), by([3.0] * 3), rtol=0, atol=1e-15)
+        assert torch.allclose(predicted(policy, stage, moment), by([3.0] * 3), rtol=0, atol=1e-14)
 
 
 # Adam and its kin
@@ -279,13 +279,16 @@ def test_adam_with_a_decaying_second_moment_is_n_real_steps_without_gradients(
     assert (found - real).norm() <= near * moved.norm()
 
 
-@pytest.mark.parametrize(("beta2", "apart"), [(0.999, 0.005), (0.95, 0.12)])
-def test_a_second_moment_that_stays_is_only_a_little_off(beta2: float, apart: float) -> None:
-    lab = Lab("adam", 200, lr=0.01, betas=(0.9, beta2))
-    moment = engine.StageMoment(staleness=7, rates=lab.rates(7, 1.0))
-    real = lab.ahead(moment.rates)
-    error = (predicted("adam", lab.stage(), moment) - real).norm() / (real - lab.flat()).norm()
-    assert 0 < error < apart
+@pytest.mark.parametrize(
+    ("beta2", "steps", "apart"), [(0.999, 10_000, 0.002), (0.999, 200, 0.015), (0.95, 10_000, 0.11)]
+)
+def test_a_second_moment_that_stays_is_only_a_little_off(beta2: float, steps: int, apart: float) -> None:
+    lab = Lab("adam", 5, lr=0.01, betas=(0.9, beta2))
+    stage, moment = lab.stage(), engine.StageMoment(staleness=7, rates=lab.rates(7, 1.0))
+    stage.steps = steps
+    real = predicted(engine.make_policy("adam", second_decays=True), stage, moment)
+    error = float((predicted("adam", stage, moment) - real).norm() / (real - lab.flat()).norm())
+    assert apart / 3 < error < apart
 
 
 def mu(i: int, g: Any) -> float:
@@ -339,8 +342,9 @@ def adaptive_by_formula(lab: Lab, moment: Any, *, with_pending: bool) -> Any:
     return torch.cat(parts)
 
 
-# Below, at and above a register, a thread's share and what is written past the caches; groups begin in mid-register.
-ODD_SIZES = [[1, 7, 8], [9, 31, 1003], [100_003, 3, 65_537], [1_200_007, 11, 5]]
+# Below, at and above a register and a thread's share; groups begin in mid-register.
+ODD_SIZES = [[1, 7, 8], [9, 31, 1003], [40_003, 3, 5]]
+LARGE = [1_100_007, 11]  # written past the caches
 
 
 @pytest.mark.parametrize("sizes", ODD_SIZES, ids=str)
@@ -359,13 +363,21 @@ def test_adam_predictions_have_the_bits_of_the_stated_operations(
         assert same_bits(found, adaptive_by_formula(lab, moment, with_pending=policy == "aggmsnag"))
 
 
+@pytest.mark.parametrize(("policy", "rule"), [("adam", "adam"), ("adamw", "adamw"), ("aggmsnag", "nadam")])
+def test_large_adam_predictions_have_the_same_bits_too(policy: str, rule: str) -> None:
+    lab = Lab(rule, 1, torch.float32, LARGE, lr=0.01)
+    moment = engine.StageMoment(staleness=2, rates=lab.rates(2), pending=lab.flat(), pending_micro_batches=1)
+    moment.pending_samples, moment.accumulate = 3, 2
+    found = predicted(policy, lab.stage(), moment)
+    assert same_bits(found, adaptive_by_formula(lab, moment, with_pending=policy == "aggmsnag"))
+
+
 def linear_by_formula(stage: Any, moment: Any, group: Any, rates: list[float], policy: str) -> Any:
     w, v = stage.weights[group.begin : group.end], stage.velocity[group.begin : group.end]
     if policy == "lwp":
         return torch.add(w, v, alpha=-sum(rates, 0.0))
     if policy == "msnag" and not group.weight_decay:
-        power = total = 0.0
-        power = 1.0
+        power, total = 1.0, 0.0
         for rate in rates:
             power = power * group.momentum
             total = total + rate * (power * group.momentum if group.nesterov else power)
@@ -400,6 +412,18 @@ def test_momentum_predictions_have_the_bits_of_the_stated_operations(
             linear_by_formula(stage, moment, g, of, policy) for g, of in zip(stage.groups, moment.rates, strict=True)
         ]
         assert same_bits(predicted(policy, stage, moment), torch.cat(expected))
+
+
+@pytest.mark.parametrize("policy", ["msnag", "aggmsnag"])
+def test_large_momentum_predictions_have_the_same_bits_too(policy: str) -> None:
+    lab = Lab("sgd", 1, torch.float32, LARGE, lr=0.1, momentum=0.9)
+    stage = lab.stage()
+    moment = engine.StageMoment(staleness=2, rates=lab.rates(2), pending=lab.flat(), pending_micro_batches=1)
+    moment.pending_samples, moment.accumulate = 3, 2
+    expected = [
+        linear_by_formula(stage, moment, g, of, policy) for g, of in zip(stage.groups, moment.rates, strict=True)
+    ]
+    assert same_bits(predicted(policy, stage, moment), torch.cat(expected))
 
 
 # What every policy keeps

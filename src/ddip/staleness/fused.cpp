@@ -2,6 +2,8 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+
 #include "ddip/staleness/fused_kernels.h"
 
 namespace ddip::staleness {
@@ -28,6 +30,35 @@ void in_threads(const Kernel& kernel, at::Tensor& out, bool streaming) {
   float* to = out.mutable_data_ptr<float>();
   at::parallel_for(0, out.numel(), kGrain,
                    [&](int64_t begin, int64_t end) { kernel.write(to, begin, end, streaming); });
+}
+
+// The root is torch's: on CPU it is MKL's, which is not always the nearest float. Taken block by block, it stays in the
+// cache until it is used.
+void adaptive_in_threads(at::Tensor& out, const at::Tensor& weights, const at::Tensor& first, const at::Tensor& second,
+                         const at::Tensor& pending, const AdaptiveCoefficients& by) {
+  constexpr int64_t kBlock = 16384;
+  float* to = out.mutable_data_ptr<float>();
+  const bool streaming = out.numel() >= kStreamingFrom;
+  at::parallel_for(0, out.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    at::NoGradGuard no_grad;  // each thread has its own
+    at::Tensor scratch = at::empty({std::min(kBlock, end - begin)}, out.options());
+    for (int64_t block = begin; block < end; block += kBlock) {
+      const int64_t length = std::min(kBlock, end - block);
+      at::Tensor roots = scratch.narrow(0, 0, length);
+      at::sqrt_out(roots, second.narrow(0, block, length));
+      const avx2::Adaptive terms{floats(weights) + block,
+                                 floats(first) + block,
+                                 floats(roots),
+                                 pending.defined() ? floats(pending) + block : nullptr,
+                                 static_cast<float>(by.weights),
+                                 static_cast<float>(by.moved),
+                                 static_cast<float>(by.root),
+                                 static_cast<float>(by.eps),
+                                 static_cast<float>(by.first),
+                                 static_cast<float>(by.pending)};
+      terms.write(to + block, 0, length, streaming);
+    }
+  });
 }
 #endif
 
@@ -65,12 +96,7 @@ void fused_adaptive(at::Tensor& out, const at::Tensor& weights, const at::Tensor
   if (by.moved == 0) return fused_linear(out, weights, {}, {}, {.weights = by.weights});
   const at::Tensor pending = term(all_pending, by.pending);
 #ifdef DDIP_HAS_AVX2_KERNELS
-  if (runs_fused(out))
-    return in_threads(
-        avx2::Adaptive{floats(weights), floats(first), floats(second), floats(pending), static_cast<float>(by.weights),
-                       static_cast<float>(by.moved), static_cast<float>(by.root), static_cast<float>(by.eps),
-                       static_cast<float>(by.first), static_cast<float>(by.pending)},
-        out, out.numel() >= kStreamingFrom);
+  if (runs_fused(out)) return adaptive_in_threads(out, weights, first, second, pending, by);
 #endif
   at::Tensor moment = by.first == 1 ? first : first.mul(by.first);
   if (pending.defined()) moment = moment.add(pending, by.pending);
