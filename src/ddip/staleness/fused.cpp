@@ -1,6 +1,6 @@
 #include "ddip/staleness/fused.h"
 
-#include <ATen/Parallel.h>
+#include <ATen/TensorIterator.h>
 
 #include <algorithm>
 
@@ -25,21 +25,34 @@ bool processor_can() {
 
 const float* floats(const at::Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr<float>() : nullptr; }
 
+// Calls part(begin, end) in torch's threads. at::parallel_for would not: it is a template, parallel only in code that
+// is compiled with OpenMP, and then with an OpenMP that may not be torch's. An iterator's loop runs inside torch.
+template <typename Part>
+void in_threads(at::Tensor& out, Part part) {
+  const float* first = out.const_data_ptr<float>();
+  at::TensorIterator iterator = at::TensorIterator::nullary_op(out);
+  iterator.for_each(
+      [&](char** data, const int64_t* /*strides*/, int64_t size, int64_t rows) {
+        const int64_t begin = reinterpret_cast<const float*>(data[0]) - first;
+        part(begin, begin + size * rows);
+      },
+      kGrain);
+}
+
 template <typename Kernel>
-void in_threads(const Kernel& kernel, at::Tensor& out, bool streaming) {
+void write_in_threads(const Kernel& kernel, at::Tensor& out, bool streaming) {
   float* to = out.mutable_data_ptr<float>();
-  at::parallel_for(0, out.numel(), kGrain,
-                   [&](int64_t begin, int64_t end) { kernel.write(to, begin, end, streaming); });
+  in_threads(out, [&](int64_t begin, int64_t end) { kernel.write(to, begin, end, streaming); });
 }
 
 // The root is torch's: on CPU it is MKL's, which is not always the nearest float. Taken block by block, it stays in the
 // cache until it is used.
 void adaptive_in_threads(at::Tensor& out, const at::Tensor& weights, const at::Tensor& first, const at::Tensor& second,
                          const at::Tensor& pending, const AdaptiveCoefficients& by) {
-  constexpr int64_t kBlock = 16384;
+  constexpr int64_t kBlock = 32768;
   float* to = out.mutable_data_ptr<float>();
   const bool streaming = out.numel() >= kStreamingFrom;
-  at::parallel_for(0, out.numel(), kGrain, [&](int64_t begin, int64_t end) {
+  in_threads(out, [&](int64_t begin, int64_t end) {
     at::NoGradGuard no_grad;  // each thread has its own
     at::Tensor scratch = at::empty({std::min(kBlock, end - begin)}, out.options());
     for (int64_t block = begin; block < end; block += kBlock) {
@@ -77,9 +90,10 @@ void fused_linear(at::Tensor& out, const at::Tensor& weights, const at::Tensor& 
   const at::Tensor velocity = term(all_velocity, by.velocity), pending = term(all_pending, by.pending);
 #ifdef DDIP_HAS_AVX2_KERNELS
   if (runs_fused(out))
-    return in_threads(avx2::Linear{floats(weights), floats(velocity), floats(pending), static_cast<float>(by.weights),
-                                   static_cast<float>(by.velocity), static_cast<float>(by.pending)},
-                      out, out.numel() >= kStreamingFrom);
+    return write_in_threads(
+        avx2::Linear{floats(weights), floats(velocity), floats(pending), static_cast<float>(by.weights),
+                     static_cast<float>(by.velocity), static_cast<float>(by.pending)},
+        out, out.numel() >= kStreamingFrom);
 #endif
   if (by.weights == 1 && velocity.defined()) {  // the common case in one launch
     at::add_out(out, weights, velocity, by.velocity);
@@ -111,7 +125,7 @@ void fused_adaptive(at::Tensor& out, const at::Tensor& weights, const at::Tensor
 void fused_gap(at::Tensor& gradient, const at::Tensor& now, const at::Tensor& used, const at::Tensor& unit) {
 #ifdef DDIP_HAS_AVX2_KERNELS
   if (runs_fused(gradient))
-    return in_threads(avx2::Gap{floats(gradient), floats(now), floats(used), floats(unit)}, gradient, false);
+    return write_in_threads(avx2::Gap{floats(gradient), floats(now), floats(used), floats(unit)}, gradient, false);
 #endif
   gradient.div_(at::sub(now, used).abs_().div_(unit).add_(1.0));
 }
