@@ -53,6 +53,15 @@ FITTING = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def few_threads() -> Any:
+    """Small tensors gain nothing from threads, and on a busy machine wait for them; the large ones ask for two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 class Lab:
     """A real optimizer of torch's over one parameter per group, after some steps with random gradients."""
 
@@ -365,6 +374,7 @@ def test_adam_predictions_have_the_bits_of_the_stated_operations(
 
 @pytest.mark.parametrize(("policy", "rule"), [("adam", "adam"), ("adamw", "adamw"), ("aggmsnag", "nadam")])
 def test_large_adam_predictions_have_the_same_bits_too(policy: str, rule: str) -> None:
+    torch.set_num_threads(2)
     lab = Lab(rule, 1, torch.float32, LARGE, lr=0.01)
     moment = engine.StageMoment(staleness=2, rates=lab.rates(2), pending=lab.flat(), pending_micro_batches=1)
     moment.pending_samples, moment.accumulate = 3, 2
@@ -416,6 +426,7 @@ def test_momentum_predictions_have_the_bits_of_the_stated_operations(
 
 @pytest.mark.parametrize("policy", ["msnag", "aggmsnag"])
 def test_large_momentum_predictions_have_the_same_bits_too(policy: str) -> None:
+    torch.set_num_threads(2)
     lab = Lab("sgd", 1, torch.float32, LARGE, lr=0.1, momentum=0.9)
     stage = lab.stage()
     moment = engine.StageMoment(staleness=2, rates=lab.rates(2), pending=lab.flat(), pending_micro_batches=1)
