@@ -187,7 +187,7 @@ def run_script(source: str, folder: Path) -> str:
     script = folder / "page.py"
     script.write_text(source, encoding="utf-8")
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run([sys.executable, script], env=variables, capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, script], cwd=folder, env=variables, capture_output=True, text=True, timeout=50)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -197,7 +197,7 @@ def promised(source: str) -> list[str]:
     return re.findall(r"print\(.*\)\s+# ([\[{].*?[\]}])(?=:|$)", source, re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md", "docs/ledger.md"])
 def test_python_of_a_page_runs_and_prints_what_it_says(page: str, tmp_path: Path) -> None:
     source = "\n".join(block for block in blocks(page, "python") if not block.startswith("%"))
     assert source
