@@ -13,7 +13,7 @@ import pytest
 import torch
 from ddip.errors import ConfigError
 from ddip.pipeline.ledger import Ledger, Record
-from ddip.pipeline.replay import Replay, micro_batches_of, replay
+from ddip.pipeline.replay import Interpreter, Replay, micro_batches_of, replay
 from ddip.pipeline.replay_stage import Stage, hash_of
 from ddip.pipeline.seeds import seed_of, seeded
 from ddip.pipeline.simulate import Simulation, simulate
@@ -76,7 +76,7 @@ POLICIES = [
     ("adamw+stash", "adamw"), ("nadam", "nadam"), ("nadam+stash", "nadam"), ("nesterov", "nadam"), ("pipemare", "sgd"),
     ("gap_aware", "sgd"), ("gap_aware", "adam"), ("gap_aware+msnag", "sgd"),
 ]  # fmt: skip
-OPTIONS = {"pipemare": {"annealing_steps": 5, "decay": 0.2}}
+OPTIONS = {"pipemare": {"annealing_steps": 5, "pipemare_decay": 0.2}}
 
 
 def run(
@@ -236,6 +236,35 @@ def test_old_activations_meet_new_weights_by_hand() -> None:
     assert found.weights[0]["first"].item() == pytest.approx(a, rel=1e-5)
     assert found.weights[0]["second"].item() == pytest.approx(b, rel=1e-5)
     assert found.weights[1]["first"].item() == pytest.approx(c, rel=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_one_stage_is_ordinary_training_with_groups_clipping_and_a_scheduler(
+    optimizer: type[torch.optim.Optimizer],
+) -> None:
+    def made(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        groups = [
+            {"params": parameters[1:], "lr": 0.05, "maximize": True},
+            {"params": parameters[:1], "weight_decay": 0.1},
+        ]
+        more: dict[str, Any] = {"momentum": 0.9} if optimizer is torch.optim.SGD else {}
+        return optimizer(groups, lr=0.2, foreach=False, **more)  # type: ignore[call-arg]
+
+    torch.manual_seed(3)
+    model, data = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)), data_of(last=6)
+    found = simulate([model], mean_loss, data, optimizer=made, schedule="seq", clip=0.3, rate=lambda step: 0.9**step)
+    real = made(list(model.parameters()))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(real, lambda step: 0.9**step)
+    clipped = 0
+    for x, y in data:
+        real.zero_grad()
+        mean_loss(model(x), y).backward()
+        clipped += nn.utils.clip_grad_norm_(model.parameters(), 0.3).item() > 0.3
+        real.step()
+        scheduler.step()
+    assert clipped > 3
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(found.weights[0][name], p.detach(), rtol=1e-5, atol=1e-6)
 
 
 # ---- order and staleness
@@ -398,6 +427,65 @@ def test_a_ledger_replays_identically(policy: str, optimizer: str, recompute: bo
 def test_dropout_and_batch_norm_replay_identically(schedule: str, kind: str, tmp_path: Path) -> None:
     found = run(kind=kind, schedule=schedule, accumulate=4, recompute=True, clip=0.5)
     assert again(found.ledger, tmp_path, kind).identical
+
+
+def test_lower_precision_replays_identically(tmp_path: Path) -> None:
+    lower, full = run("msnag", recompute=True, precision="bf16"), run("msnag", recompute=True)
+    assert again(lower.ledger, tmp_path).identical
+    assert lower.losses != full.losses and lower.losses == pytest.approx(full.losses, rel=0.05)
+
+
+@pytest.mark.parametrize("policy", ["none", "aggmsnag", "gap_aware"])
+def test_a_loss_scale_of_a_power_of_two_changes_no_bit(policy: str, tmp_path: Path) -> None:
+    ledger = run(policy).ledger
+    for record in of(ledger, "backward"):
+        record.values["loss_scale"] = 1024.0
+    assert again(ledger, tmp_path).identical
+    of(ledger, "backward", lambda r: r.stage == 1)[3].values["loss_scale"] = 512.0
+    assert "loss scale" in (again(ledger, tmp_path).difference or "")
+
+
+def test_a_drain_says_that_nothing_is_in_flight(tmp_path: Path) -> None:
+    found = run()
+    ledger = found.ledger
+    for stage in range(3):
+        end = hash_of(stages_of()[stage], found.weights[stage])
+        last = max(i for i, r in enumerate(ledger.records) if r.stage == stage)
+        ledger.records.insert(last + 1, Record(0, {"kind": "drain", "stage": stage, "version": 7, "sha256": end}))
+    assert again(ledger, tmp_path).identical
+    drain = of(ledger, "drain")[0]
+    drain.values["version"] = 6
+    assert "version is 7, the ledger says 6" in (again(ledger, tmp_path).difference or "")
+    drain.values["version"] = 7
+    ledger.records.remove(drain)
+    ledger.records.insert(2, drain)
+    assert "still in flight" in (again(ledger, tmp_path).difference or "")
+
+
+def test_samples_may_be_named_instead_of_counted(tmp_path: Path) -> None:
+    ledger = run().ledger
+    for record in of(ledger, "forward"):
+        k = record.values["micro_batch"]
+        del record.values["count"]
+        record.values["samples"] = [3 * k, 3 * k + 1, 3 * k + 2]
+    assert again(ledger, tmp_path).identical
+    of(ledger, "forward")[4].values["samples"].pop()
+    assert "3 samples, the ledger says 2" in (again(ledger, tmp_path).difference or "")
+
+
+def test_versions_that_nobody_will_read_are_forgotten() -> None:
+    ledger = run("stash").ledger
+    interpreter = Interpreter(ledger, stages_of(), mean_loss, data_of())
+    most = [0, 0, 0]
+    step = interpreter._step
+
+    def counting(record: Record, stage: Stage) -> None:
+        step(record, stage)
+        most[stage.index] = max(most[stage.index], len(stage.versions))
+
+    interpreter._step = counting  # type: ignore[method-assign]
+    assert interpreter.run().identical
+    assert max(most) <= 3 and not interpreter.values and not interpreter.gradients
 
 
 def test_policies_differ() -> None:
@@ -682,7 +770,7 @@ LIES: list[tuple[str, str, str, Callable[[Ledger], None]]] = [
     ("pipemare", "sgd", "mean staleness", in_header("mean_staleness", 0, value=1.0)),
     ("pipemare", "sgd", "warm-up", in_header("options", "annealing_steps", value=6)),
     ("gap_aware", "sgd", "policy", in_header("staleness", value="stash")),
-    ("gap_aware", "sgd", "smoothing", in_header("options", "smoothing", value=0.9)),
+    ("gap_aware", "sgd", "smoothing", in_header("options", "gap_decay", value=0.9)),
     ("adam", "adam", "second moment", in_header("options", "second_decays", value=True)),
 ]  # fmt: skip
 

@@ -36,7 +36,7 @@ class Replay:
     losses: list[float] = field(default_factory=list)  # per sample, one per micro-batch
     weights: list[dict[str, Tensor]] = field(default_factory=list)  # newest, per stage
     buffers: list[dict[str, Tensor]] = field(default_factory=list)
-    gaps: list[Gap] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)  # of simulations only
 
     @property
     def identical(self) -> bool:
@@ -196,11 +196,12 @@ class Interpreter:
         values, k = record.values, record.values["micro_batch"]
         if k not in stage.flights:
             raise Difference("its forward did not come before it, or it has already been here")
-        gap = stage.gap(k)
-        said = stage.flights[k].staleness
-        if self.order == "plan" and said is not None and said != gap.staleness:
-            raise Difference(f"{gap.staleness} steps came between forward and backward, the forward says n = {said}")
-        self.result.gaps.append(gap)
+        flight = stage.flights[k]
+        between, said = stage.version - flight.version, flight.staleness
+        if self.order == "plan" and said is not None and said != between:
+            raise Difference(f"{between} steps came between forward and backward, the forward says n = {said}")
+        if self.fill:
+            self.result.gaps.append(stage.gap(k))
         gradients = None if stage.last else self._gradients(stage, k)
         scale = float(values.get("loss_scale", 1.0))
         if stage.pending and scale != stage.loss_scale:

@@ -16,9 +16,9 @@ class PipeMare:
     """Smaller rates at first; backwards on weights moved back by the mean motion while a micro-batch is in flight."""
 
     def __init__(
-        self, weights: Weights, mean_staleness: float, annealing_steps: float = 0, decay: float = 0.135
+        self, weights: Weights, mean_staleness: float, annealing_steps: float = 0, pipemare_decay: float = 0.135
     ) -> None:
-        self.staleness, self.annealing_steps, self.decay = mean_staleness, annealing_steps, decay
+        self.staleness, self.annealing_steps, self.decay = mean_staleness, annealing_steps, pipemare_decay
         self.drift = {name: torch.zeros_like(weight) for name, weight in weights.items()}
 
     def rate(self, rate: float, step: int) -> float:
@@ -41,8 +41,8 @@ class PipeMare:
 class GapAware:
     """Gradients shrink with the distance, in usual steps, between the weights they were computed with and the newest."""
 
-    def __init__(self, weights: Weights, smoothing: float = 0.999, epsilon: float = 1e-8) -> None:
-        self.smoothing, self.epsilon = smoothing, epsilon
+    def __init__(self, weights: Weights, gap_decay: float = 0.999, gap_eps: float = 1e-8) -> None:
+        self.smoothing, self.epsilon = gap_decay, gap_eps
         self.motion = {name: torch.zeros_like(weight) for name, weight in weights.items()}
         self.highest_rate = {name: 0.0 for name in weights}
 

@@ -9,7 +9,11 @@ from ddip.pipeline.ledger import did_you_mean
 from ddip.pipeline.textbook_optimizers import Group
 from ddip.pipeline.textbook_predictions import PREDICTORS
 
-OPTIONS = {"pipemare": ["annealing_steps", "decay"], "gap_aware": ["smoothing", "epsilon"], "adam": ["second_decays"]}
+OPTIONS = {
+    "pipemare": ["annealing_steps", "pipemare_decay"],
+    "gap_aware": ["gap_decay", "gap_eps"],
+    "adam": ["second_decays"],
+}
 OTHER_POLICIES = ("none", "stash", "nesterov", "pipemare", "spike", "gap_aware")
 
 

@@ -49,7 +49,9 @@ def predicted(policy: str, group: Group, weight: Tensor, memory: Memory, steps: 
         return _aggregated(group, weight, memory, rates, partial)
     if steps == 0 or not rates:
         return weight.clone()
-    return _adam(group, weight, memory, steps, rates, partial, decayed)
+    if policy == "aggmsnag":
+        return _adam(group, weight, memory, steps, rates, partial, aggregated=True, decayed=False)
+    return _adam(group, weight, memory, steps, rates, None, aggregated=False, decayed=decayed)
 
 
 def _along(weight: Tensor, velocity: Tensor | None, coefficient: float) -> Tensor:
@@ -103,7 +105,7 @@ def _aggregated(group: Group, weight: Tensor, memory: Memory, rates: list[float]
 
 
 def _adam(group: Group, weight: Tensor, memory: Memory, steps: int, rates: list[float], partial: Partial | None,
-          decayed: bool) -> Tensor:  # fmt: skip
+          aggregated: bool, decayed: bool) -> Tensor:  # fmt: skip
     assert memory.first is not None and memory.second is not None
     beta1 = group.betas[0]
     factors = _factors(group, memory, steps, rates)
@@ -111,14 +113,16 @@ def _adam(group: Group, weight: Tensor, memory: Memory, steps: int, rates: list[
     if group.weight_decay != 0 and not group.decays_weights_apart:
         return _adam_with_decay_inside(group, weight, memory, factors, denominators, partial)
     numerator, power = memory.first, 1.0
-    if partial is not None:
-        numerator = torch.mul(memory.first, beta1).add_(partial.gradient, alpha=(1.0 - beta1) * partial.scale)
+    if aggregated:
+        numerator = torch.mul(memory.first, beta1)  # the first moment of the coming step, with what is there of φ
+        if partial is not None:
+            numerator.add_(partial.gradient, alpha=(1.0 - beta1) * partial.scale)
     decay = group.weight_decay
     ahead, reach = 1.0, 0.0
     result = weight.clone()
     for k, (rate, (factor, _)) in enumerate(zip(rates, factors, strict=True)):
         keep = 1.0 - rate * decay if decay != 0 else 1.0
-        if k > 0 or partial is None:
+        if k > 0 or not aggregated:
             power = power * beta1
         if decayed:
             if decay != 0:
