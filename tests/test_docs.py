@@ -187,7 +187,9 @@ def run_script(source: str, folder: Path) -> str:
     script = folder / "page.py"
     script.write_text(source, encoding="utf-8")
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run([sys.executable, script], cwd=folder, env=variables, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(
+        [sys.executable, script], cwd=folder, env=variables, capture_output=True, text=True, timeout=50
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

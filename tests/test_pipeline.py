@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.waiting import wait_until
 
 import ddip
-from support.waiting import wait_until
 
 SUPPORT = Path(__file__).parent / "support"
 
@@ -97,16 +97,16 @@ def test_stop_ends_all_stages_within_a_second_and_leaves_them_usable(two: ddip.G
     two.interrupt()
     cell.wait(30)
     assert time.monotonic() - begun < 5, "promised: a second"
-    with pytest.raises(ddip.RankError) as error:
+    with pytest.raises(KeyboardInterrupt, match="was interrupted on ranks 0-1"):
         cell.results()
-    assert set(error.value.ranks) == {0, 1} and not error.value.lost
-    assert all("KeyboardInterrupt" in text or "StageFailed" in text for text in error.value.tracebacks.values())
     assert two.run("len(pipe.run(p.data(2, 12)).losses)")[0].value == 2
 
 
 def test_a_killed_stage_is_noticed_within_a_second() -> None:
     with ddip.Group(workers=2, name="pipeline-kill") as group:
-        group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport torch, ddip, pipelines as p, os, signal, time")
+        group.run(
+            f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport torch, ddip, pipelines as p, os, signal, time"
+        )
         group.run(
             "class Dies(p.FailsAt):\n"
             "    def forward(self, x):\n"
@@ -119,3 +119,79 @@ def test_a_killed_stage_is_noticed_within_a_second() -> None:
             group.run("pipe.run(p.data(5, 12))")
         assert list(error.value.lost) == [1]
         assert "PeerLost" in error.value.tracebacks[0]
+
+
+# --- borders, recomputation, resuming
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept graphs", "recomputed"])
+@pytest.mark.parametrize(
+    ("schedule", "staleness"), [("1f1b", "none"), ("async_1f1b", "msnag"), ("async_1f1b", "stash")]
+)
+def test_tuples_in_place_operators_dropout_and_batch_norm_cross_borders(
+    two: ddip.Group, tmp_path: Path, schedule: str, staleness: str, recompute: bool
+) -> None:
+    call = f"p.borders_replayed({str(tmp_path / 'ledger')!r}, {schedule!r}, {staleness!r}, recompute={recompute})"
+    assert [result.value for result in two.run(call)] == ["identical"] * 2
+
+
+@pytest.mark.parametrize(
+    ("schedule", "staleness", "rule"),
+    [
+        ("1f1b", "none", "sgd"),
+        ("async_1f1b", "msnag", "sgd"),
+        ("async_1f1b", "adam", "adam"),
+        ("async_1f1b", "pipemare", "sgd"),
+    ],
+)
+def test_a_run_that_was_saved_and_loaded_goes_on_as_if_nothing_had_happened(
+    two: ddip.Group, tmp_path: Path, schedule: str, staleness: str, rule: str
+) -> None:
+    for result in two.run(f"p.resumed({str(tmp_path / 'saved')!r}, {schedule!r}, {staleness!r}, {rule!r})"):
+        assert result.value == 0.0
+
+
+def test_random_numbers_of_the_program_go_on_as_without_a_pipeline(two: ddip.Group) -> None:
+    two.run(
+        "torch.manual_seed(1); a = torch.rand(3); torch.manual_seed(1); pipe = p.pipe_of(p.borders(2)[:1] + p.borders(2)[1:])"
+    )
+    two.run("torch.manual_seed(1)\npipe.run(p.data(2, 12, dtype=torch.float32))\nb = torch.rand(3)")
+    assert two.run("torch.equal(a, b)")[0].value
+
+
+# --- refusals: before anything is computed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("schedule='1f2b'", "1f1b"),
+        ("staleness='msnug'", "msnag"),
+        ("micro_batches=0", "micro_batches=0, accumulate=1: expected numbers from 1 on"),
+        ("precision='fp8'", "precision='fp8': expected fp32 or bf16"),
+        ("staleness='msnag', optimizer=p.RULES['adam']", "staleness='msnag'"),
+    ],
+)
+def test_what_cannot_be_is_refused_on_every_rank(two: ddip.Group, arguments: str, said: str) -> None:
+    call = "dict(dict(loss=torch.nn.functional.mse_loss, optimizer=p.sgd), " + arguments + ")"
+    code = f"try: ddip.Pipeline(p.mlp(2), **{call}); said = ''\nexcept ddip.ConfigError as error: said = str(error)"
+    two.run(code)
+    for line in two.pull("said", rank="all"):
+        assert said in line and "\n" not in line, line
+
+
+@pytest.mark.parametrize(
+    ("batches", "said"),
+    [
+        ("p.data(3 + ddip.rank(), 12)", "every rank must run the same pipeline on as many batches"),
+        ("[(x + ddip.rank(), y) for x, y in p.data(3, 12)]", "is not the one that the first stage read"),
+        ("p.data(3, 2)", "a batch of 2 samples cannot be cut into 4 micro-batches"),
+        ("[1, 2]", "batch 0 is a int; expected a pair (x, y)"),
+    ],
+)
+def test_batches_that_do_not_fit_are_found_and_not_trained_on(two: ddip.Group, batches: str, said: str) -> None:
+    two.run("pipe = p.pipe_of(p.mlp(2)); before = pipe.state_dict()")
+    with pytest.raises(ddip.RankError, match=".*") as error:
+        two.run(f"pipe.run({batches})")
+    assert said in str(error.value)
+    assert two.run("len(pipe.run(p.data(2, 12)).losses)")[0].value == 2

@@ -87,7 +87,14 @@ RULES: dict[str, Callable[..., Any]] = {
 
 
 def replayed(
-    path: str, schedule: str, staleness: str, rule: str = "sgd", stages: int = 2, runs: int = 1, size: int = 12, **options: Any
+    path: str,
+    schedule: str,
+    staleness: str,
+    rule: str = "sgd",
+    stages: int = 2,
+    runs: int = 1,
+    size: int = 12,
+    **options: Any,
 ) -> str:
     """Trains a pipeline that writes a ledger, and computes it again in one process: "identical", or what differs."""
     from ddip.pipeline.replay import replay
@@ -160,3 +167,85 @@ def many(batches: int) -> tuple[float, int]:
     for _ in range(10):
         pipe.run(small)
     return (resident_kib() - before) / (batches * 8), len(os.listdir("/proc/self/fd")) - open_before
+
+
+class Residual(torch.nn.Module):
+    """Takes and gives a tuple; works in place on what it receives; has a batch norm and dropout."""
+
+    def __init__(self, first: bool = False) -> None:
+        super().__init__()
+        self.first = first
+        self.linear = torch.nn.Linear(6, 6)
+        self.norm = torch.nn.BatchNorm1d(6)
+        self.drop = torch.nn.Dropout(0.3)
+
+    def forward(self, given: Any) -> Any:
+        x, skip, times, nothing = (given, given * 0.5, 3, None) if self.first else given
+        assert times == 3 and nothing is None
+        x = x.relu_() if not self.first else x
+        x = self.drop(self.norm(self.linear(x)))
+        return (x + skip, skip.mul_(1.5) if not self.first else skip, times, nothing)
+
+
+class Last(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 3)
+
+    def forward(self, given: Any) -> Any:
+        x, skip, _, _ = given
+        return self.linear(x.add_(skip))
+
+
+def borders(stages: int) -> list[torch.nn.Module]:
+    torch.manual_seed(3)
+    return [Residual(index == 0) if index < stages - 1 else Last() for index in range(stages)]
+
+
+def borders_replayed(path: str, schedule: str, staleness: str, **options: Any) -> str:
+    """Tuples, None, numbers, in-place operators at borders, batch norm and dropout, beside the replay."""
+    from ddip.pipeline.replay import replay
+
+    torch.set_num_threads(1)
+    batches = data(5, 12, 9, torch.float32)
+    stages = ddip.world_size()
+    pipe = ddip.Pipeline(
+        borders(stages), loss=torch.nn.functional.mse_loss, optimizer=sgd, schedule=schedule, staleness=staleness,
+        ledger=path, seed=5, **{"micro_batches": 3, **options},
+    )  # fmt: skip
+    pipe.run(batches)
+    weights = pipe.state_dict()
+    if ddip.rank() != 0:
+        return "identical"
+    found = replay(path, borders(stages), torch.nn.functional.mse_loss, batches)
+    if found.difference is not None:
+        return found.difference
+    for index, buffers in enumerate(found.buffers):
+        for name, tensor in buffers.items():
+            if not torch.equal(weights[f"{index}.{name}"], tensor):
+                return f"buffer {index}.{name}: {weights[f'{index}.{name}']} and {tensor}"
+    assert int(weights["0.norm.num_batches_tracked"]) == 15, "each micro-batch counts once"
+    return "identical"
+
+
+def resumed(path: str, schedule: str, staleness: str, rule: str) -> float:
+    """How far a run that was saved, thrown away and loaded ends from one that went on."""
+    batches = data(6, 12)
+
+    def make() -> ddip.Pipeline:
+        return pipe_of(mlp(2), schedule, staleness=staleness) if rule == "sgd" else ddip.Pipeline(
+            mlp(2), loss=torch.nn.functional.mse_loss, optimizer=RULES[rule], schedule=schedule, staleness=staleness,
+            micro_batches=4, scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.97),
+        )  # fmt: skip
+
+    whole = make()
+    whole.run(batches[:3])
+    whole.save(path)
+    middle = whole.state_dict()
+    whole.run(batches[3:])
+    again = make()
+    again.load(path)
+    assert furthest(middle, again.state_dict()) == 0
+    again.run(batches[3:])
+    assert furthest(middle, whole.state_dict()) > 1e-4
+    return furthest(whole.state_dict(), again.state_dict())

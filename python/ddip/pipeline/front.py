@@ -11,9 +11,11 @@ import torch
 
 from ddip.communicators import comm, engine
 from ddip.errors import ConfigError
+from ddip.pipeline import saving
 from ddip.pipeline.batches import Batches
+from ddip.pipeline.parts import Split, edges_of, parts_of
 from ddip.pipeline.report import Report, rows_of, times_of
-from ddip.pipeline.stepping import MakeOptimizer, MakeScheduler, Stepping, rule_of
+from ddip.pipeline.stepping import MakeOptimizer, MakeScheduler, Stepping, group_of, rule_of
 from ddip.pipeline.writer import Writer
 from ddip.replicas import gather_objects
 
@@ -30,7 +32,8 @@ def auxiliary_loss(loss: torch.Tensor) -> None:
 class Pipeline:
     """Every rank of the group makes it with the same arguments and the same initial weights.
 
-    model      a list of stages (modules; each takes what the one before returned), or an nn.Sequential, which is cut
+    model      a list of stages (modules; each takes what the one before returned), an nn.Sequential, which is cut into parts of as
+               many layers, or what ddip.pipeline.split made of any model (skips and several takers of one value included)
     schedule   seq, gpipe, 1f1b, interleaved, zb1, zbv, async_1f1b, virtual_async, 2bw, paci
     staleness  auto, or a policy: none, stash, msnag, … ("msnag+stash"); docs/staleness.md
     optimizer  a function from a list of parameters to an optimizer, called once for each stage
@@ -39,7 +42,7 @@ class Pipeline:
 
     def __init__(
         self,
-        model: torch.nn.Module | Sequence[torch.nn.Module],
+        model: torch.nn.Module | Sequence[torch.nn.Module] | Split,
         stages: int | None = None,
         *,
         loss: Loss,
@@ -63,9 +66,10 @@ class Pipeline:
         program: str | None = None,
     ) -> None:
         self.ranks = comm()
-        self.modules = stages_of(model, stages if stages is not None else self.ranks.world_size)
+        self.parts = parts_of(model, stages if stages is not None else self.ranks.world_size)
+        self.modules = [part.module for part in self.parts]
         self.placement = list(placement) if placement else [i % self.ranks.world_size for i in range(len(self.modules))]
-        self.edges = [(i, i + 1) for i in range(len(self.modules) - 1)]
+        self.edges = edges_of(self.parts)
         if set(self.placement) != set(range(self.ranks.world_size)) or len(self.placement) != len(self.modules):
             raise ConfigError(
                 f"{len(self.modules)} stages on ranks {self.placement} leave some of the group's {self.ranks.world_size} ranks without a stage"
@@ -87,9 +91,17 @@ class Pipeline:
         self.micro_batches, self.accumulate = micro_batches, accumulate
         native = engine()
         self.asynchronous = not native.is_synchronous(schedule)
-        self.plan = self.plan_of(8)
-        self.policy_name = self._policy_name(staleness, optimizer)
-        self._done = 0  # micro-batches of earlier runs
+        # Long enough to show what every batch of a longer run will be like.
+        self.plan = self.plan_of(8 + warmup + (switch_at or 0))
+        self.notes: list[str] = list(self.plan.notes)  # what was asked for and is not so, for people
+        self.policy_name = self._choose_policy(staleness, optimizer)
+        needs = native.make_policy(self.policy_name).needs(native.StageOptimizer())
+        self.request.update(predicts=needs.forward_weights, stashes=needs.stash)
+        if precision != "fp32" and self._is_stale() and not needs.stash and not recompute:
+            recompute = True
+            self.notes.append("recompute=True: under autocast a kept graph would use the weights of its forward")
+        self.micro_batches_done = 0  # in earlier runs
+        self.policies: dict[int, Any] = {}
         self._roles: dict[int, dict[str, Callable[[int], Any]]] = {}
         self.steppings: dict[int, Stepping] = {}
         self.versions: dict[int, Any] = {}
@@ -143,13 +155,13 @@ class Pipeline:
                 self.edges, self.placement, self.ranks.rank, len(source) * self.micro_batches
             )
         record = self._executor.run(
-            actions, training=training, seed=self.seed, first_micro_batch=self._done if training else 0,
+            actions, training=training, seed=self.seed, first_micro_batch=self.micro_batches_done if training else 0,
             step_size=self.accumulate if self.asynchronous else 0,
         )  # fmt: skip
         if training and self._writer:
-            self._writer.add(record, self._done)
+            self._writer.add(record, self.micro_batches_done)
         if training:
-            self._done += len(source) * self.micro_batches
+            self.micro_batches_done += len(source) * self.micro_batches
         return self._report(record, len(source))
 
     def _read_from(self, source: Batches) -> None:
@@ -189,28 +201,70 @@ class Pipeline:
     # --- the weights
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The newest true weights and buffers of the whole model, on every rank, under the names of the stages' list: "0.weight", …"""
+        """The newest true weights and buffers of the whole model, on every rank, under the model's own names; of a list of stages:
+        "0.weight", …"""
         mine: dict[str, torch.Tensor] = {}
         for stage in self._stages:
-            if stage.versions is not None:
-                stage.versions.settle()
-            for name, tensor in self.modules[stage.index].state_dict().items():
-                mine[f"{stage.index}.{name}"] = tensor.detach().cpu().clone()
+            for name, tensor in self.stage_state_dict(stage.index).items():
+                mine[self.parts[stage.index].name_of(name)] = tensor
         whole: dict[str, torch.Tensor] = {}
         for part in gather_objects(mine, self.ranks):
             whole.update(part)
         return whole
 
+    def stage_state_dict(self, index: int) -> dict[str, torch.Tensor]:
+        """Of one of this rank's stages, copied to the CPU."""
+        if index in self.versions:
+            self.versions[index].settle()
+        return {name: tensor.detach().cpu().clone() for name, tensor in self.modules[index].state_dict().items()}
+
+    @property
+    def mine(self) -> list[int]:
+        """This rank's stages."""
+        return [stage.index for stage in self._stages]
+
+    def save(self, path: str | Path) -> None:
+        """Weights, optimizers, policies: everything that a later run needs. All ranks call it."""
+        saving.save(self, path)
+
+    def load(self, path: str | Path) -> None:
+        """What save wrote, into a pipeline that was made with the same arguments. All ranks call it."""
+        saving.load(self, path)
+
     # --- making
 
-    def _policy_name(self, staleness: str, optimizer: MakeOptimizer) -> str:
-        rule = rule_of(optimizer([torch.nn.Parameter(torch.zeros(1))]))
+    def _is_stale(self, stage: int | None = None) -> bool:
+        """Whether a forward of this stage, or of any, reads weights that are old at its backward."""
+        return any(
+            action.staleness
+            for actions in self.plan.ranks
+            for action in actions
+            if stage is None or action.stage == stage
+        )
+
+    def _choose_policy(self, staleness: str, optimizer: MakeOptimizer) -> str:
+        """Also looks whether schedule, policy and optimizer go together."""
+        native = engine()
+        example = optimizer([torch.nn.Parameter(torch.zeros(1))])
+        rule = rule_of(example)
+        name = staleness
         if staleness == "auto":
-            stale = any(action.staleness for actions in self.plan.ranks for action in actions)
-            if not stale:
-                return "none"
-            return str(engine().auto_policy(engine().rule_of(rule))) if rule else "stash"
-        return staleness
+            name = (
+                "none" if not self._is_stale() else str(native.auto_policy(native.rule_of(rule))) if rule else "stash"
+            )
+        described = native.StageOptimizer(
+            rule=native.rule_of(rule) if rule else native.Rule.other,
+            groups=[group_of(group) for group in example.param_groups],
+        )
+        for fit, why in (
+            native.schedule_takes(self.request["schedule"], name),
+            native.optimizer_takes(described, name),
+        ):
+            if fit == native.Fit.refused:
+                raise ConfigError(f"staleness={name!r}: {why}")
+            if why:
+                self.notes.append(f"staleness={name!r}: {why}")
+        return name
 
     def _make_stage(
         self,
@@ -233,24 +287,32 @@ class Pipeline:
         trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
         if trained:
             policy = native.make_policy(self.policy_name)
-            stale = any(action.staleness for actions in self.plan.ranks for action in actions if action.stage == index)
-            apart = stale or "spectrain" in self.policy_name
+            self.policies[index] = policy
+            apart = self._is_stale(index) or "spectrain" in self.policy_name
             weights = native.Weights(list(trained.values()), list(trained), apart)
             stepping = Stepping(weights, list(trained), optimizer, scheduler)
             self.steppings[index] = stepping
             stage.versions = native.Versions(
-                weights, policy, stepping.state, stepping.rates, stepping.step, stepping.stepped, index, len(self.modules)
+                weights,
+                policy,
+                stepping.state,
+                stepping.rates,
+                stepping.step,
+                stepping.stepped,
+                index,
+                len(self.modules),
             )
             self.versions[index] = stage.versions
             stage.device = next(iter(trained.values())).device
         stage.recompute = bool(recompute) and not last
         stage.clip = clip or 0.0
 
+        part = self.parts[index]
+
         def forward(inputs: list[Any]) -> list[Any]:
             _auxiliary.clear()
             with self._autocast(stage.device):
-                output = module(inputs[0])
-            return [output]
+                return part.call(inputs)
 
         def losses() -> list[torch.Tensor]:
             found = list(_auxiliary)
@@ -287,17 +349,3 @@ def sample_of(found: tuple[Any, Any, int]) -> Any:
 
 def to_device(value: Any, device: torch.device) -> Any:
     return value.to(device) if isinstance(value, torch.Tensor) else value
-
-
-def stages_of(model: torch.nn.Module | Sequence[torch.nn.Module], stages: int) -> list[torch.nn.Module]:
-    if not isinstance(model, torch.nn.Module):
-        return list(model)
-    if not isinstance(model, torch.nn.Sequential):
-        raise ConfigError(
-            f"a {type(model).__name__} cannot be cut by itself; expected a list of stages or an nn.Sequential"
-        )
-    layers = list(model)
-    if stages > len(layers):
-        raise ConfigError(f"{stages} stages of a model with {len(layers)} layers: expected at most {len(layers)}")
-    cuts = [round(i * len(layers) / stages) for i in range(stages + 1)]
-    return [torch.nn.Sequential(*layers[begin:end]) for begin, end in zip(cuts, cuts[1:], strict=False)]

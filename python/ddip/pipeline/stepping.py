@@ -49,6 +49,19 @@ def rule_of(optimizer: torch.optim.Optimizer) -> str | None:
     return next((name for kind, name in RULES.items() if type(optimizer) is kind), None)
 
 
+def group_of(options: dict[str, Any], begin: int = 0, end: int = 0) -> Any:
+    """A parameter group of torch.optim's as the policies know it, on this slice of flat memory."""
+    beta1, beta2 = options.get("betas", (0.9, 0.999))
+    return engine().StageGroup(
+        begin=begin, end=end, rate=float(options["lr"]), momentum=options.get("momentum", 0.0),
+        dampening=options.get("dampening", 0.0), weight_decay=options.get("weight_decay", 0.0),
+        nesterov=options.get("nesterov", False), maximize=options.get("maximize", False),
+        amsgrad=options.get("amsgrad", False), beta1=beta1, beta2=beta2, eps=options.get("eps", 1e-8),
+        momentum_decay=options.get("momentum_decay", 4e-3),
+        decoupled_weight_decay=options.get("decoupled_weight_decay", False),
+    )  # fmt: skip
+
+
 class Stepping:
     """One stage's. `weights`: its flat memory."""
 
@@ -105,20 +118,7 @@ class Stepping:
     def state(self) -> Any:
         """What the policies ask: `_engine.StageOptimizer`."""
         native = engine()
-        groups = []
-        for group, begin, end in self._runs:
-            options = self.groups[group]
-            beta1, beta2 = options.get("betas", (0.9, 0.999))
-            groups.append(
-                native.StageGroup(
-                    begin=begin, end=end, rate=float(options["lr"]), momentum=options.get("momentum", 0.0),
-                    dampening=options.get("dampening", 0.0), weight_decay=options.get("weight_decay", 0.0),
-                    nesterov=options.get("nesterov", False), maximize=options.get("maximize", False),
-                    beta1=beta1, beta2=beta2, eps=options.get("eps", 1e-8),
-                    momentum_decay=options.get("momentum_decay", 4e-3),
-                    decoupled_weight_decay=options.get("decoupled_weight_decay", False),
-                )
-            )  # fmt: skip
+        groups = [group_of(self.groups[group], begin, end) for group, begin, end in self._runs]
         mu = 1.0
         if self.rule == "nadam" and self.steps:
             mu = float(self.optimizer.state[self.masters[0]]["mu_product"])  # type: ignore[union-attr]
@@ -165,6 +165,15 @@ class Stepping:
         self._last = [float(rate) for rate in kept], gradient
         if self.scheduler:
             self.scheduler.step()
+
+    def restore(self, optimizer: dict[str, Any], steps: int, scheduler: dict[str, Any] | None) -> None:
+        assert self.optimizer
+        self.optimizer.load_state_dict(optimizer)
+        self.steps, self.velocity, self.second = steps, None, None
+        if steps:
+            self._gather_moments()
+        if self.scheduler and scheduler:
+            self.scheduler.load_state_dict(scheduler)
 
     def stepped(self) -> None:
         """The policy has had its part in the step, too."""

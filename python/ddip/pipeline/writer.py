@@ -155,6 +155,9 @@ class Writer:
             "capability": torch.backends.cpu.get_cpu_capability(), "seed": pipe.seed, "program": self.program,
             "initial": [stage["initial"] for stage in stages],
         }  # fmt: skip
+        if any(part.gives for part in pipe.parts):
+            header["takes"] = [part.takes for part in pipe.parts]
+            header["gives"] = [part.gives for part in pipe.parts]
         text = "".join(json.dumps(line) + "\n" for line in [header, *self.lines])
         whole = self.path.with_name(self.path.name + ".new")
         whole.write_text(text)

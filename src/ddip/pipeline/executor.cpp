@@ -325,13 +325,16 @@ void Executor::backward(const Action& action, Done& done) {
     if (here.versions) {
       done.read = here.versions->before_backward(action.micro_batch, now.used);
     }
+    // Put back after the backward: its graph may have saved them, and counts their changes.
+    std::optional<KeptBuffers> buffers;
     if (here.recompute) {
-      KeptBuffers buffers(here.buffers ? here.buffers() : std::vector<at::Tensor>{});
+      buffers.emplace(here.buffers ? here.buffers() : std::vector<at::Tensor>{});
       compute(action, now, true, true);
     }
-    for (auto& [edge, message] : now.gradients) {
-      if (!std::holds_alternative<std::monostate>(message.value.content))
-        now.exits.at(edge).add_to(now.roots, message.value);
+    // The deepest stage's gradients first: a replay adds them in the same order.
+    for (auto it = now.gradients.rbegin(); it != now.gradients.rend(); ++it) {
+      if (!std::holds_alternative<std::monostate>(it->second.value.content))
+        now.exits.at(it->first).add_to(now.roots, it->second.value);
     }
     now.exits.clear();
     now.inputs.clear();

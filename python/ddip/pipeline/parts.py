@@ -1,0 +1,101 @@
+"""A model as stages: which module each one has, which values go from which stage to which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from ddip.errors import ConfigError
+
+
+class SplitStage(Protocol):
+    module: Any
+    takes: list[str]
+    gives: list[str]
+
+
+class Split(Protocol):
+    """What `ddip.pipeline.split.split` makes."""
+
+    stages: Any
+    routes: dict[tuple[int, int], list[str]]
+
+
+@dataclass
+class Part:
+    """One stage. Without names it takes one value and gives one."""
+
+    module: torch.nn.Module
+    prefix: str = ""
+    takes: list[str] = field(default_factory=list)
+    gives: list[str] = field(default_factory=list)
+    incoming: list[tuple[int, list[str]]] = field(default_factory=list)  # (from stage, names), as the edges come
+    outgoing: list[tuple[int, list[str]]] = field(default_factory=list)  # (to stage, names)
+    first: bool = False
+
+    def call(self, inputs: list[Any]) -> list[Any]:
+        """`inputs`: one for each incoming edge, or the samples. One result for each outgoing edge, or the model's output."""
+        if not self.gives:
+            return [self.module(inputs[0])]
+        if self.first:
+            given = inputs[0] if isinstance(inputs[0], (tuple, list)) else (inputs[0],)
+            result = self.module(*given)
+        else:
+            values = {name: value for one in inputs for name, value in one.items()}
+            result = self.module(*[values[name] for name in self.takes])
+        if not self.outgoing:
+            return [result]
+        named = result if len(self.gives) > 1 else {self.gives[0]: result}
+        return [{name: named[name] for name in names} for _, names in self.outgoing]
+
+    def name_of(self, parameter: str) -> str:
+        return self.prefix + parameter
+
+
+def parts_of(model: torch.nn.Module | Sequence[torch.nn.Module] | Split, stages: int) -> list[Part]:
+    if hasattr(model, "routes"):
+        return parts_of_split(model)
+    if isinstance(model, torch.nn.Sequential):
+        return parts_of_sequential(model, stages)
+    if isinstance(model, torch.nn.Module):
+        raise ConfigError(
+            f"a {type(model).__name__} cannot be cut by itself; expected a list of stages, an nn.Sequential, or "
+            "ddip.pipeline.cut(model, example, stages)"
+        )
+    parts = [Part(module, f"{index}.") for index, module in enumerate(model)]  # type: ignore[arg-type]
+    if any(not isinstance(part.module, torch.nn.Module) for part in parts):
+        raise ConfigError("a list of stages holds something that is no nn.Module")
+    return parts
+
+
+def parts_of_sequential(model: torch.nn.Sequential, stages: int) -> list[Part]:
+    layers = list(model.named_children())
+    if stages > len(layers):
+        raise ConfigError(f"{stages} stages of a model with {len(layers)} layers: expected at most {len(layers)}")
+    cuts = [round(i * len(layers) / stages) for i in range(stages + 1)]
+    parts = []
+    for begin, end in zip(cuts, cuts[1:], strict=False):
+        module = torch.nn.Sequential()
+        for name, layer in layers[begin:end]:
+            module.add_module(name, layer)  # under its own name, so that a checkpoint is the model's
+        parts.append(Part(module))
+    return parts
+
+
+def parts_of_split(split: Any) -> list[Part]:
+    parts = [Part(stage.module, takes=list(stage.takes), gives=list(stage.gives)) for stage in split.stages]
+    parts[0].first = True
+    for (start, to), names in sorted(split.routes.items()):
+        parts[start].outgoing.append((to, names))
+        parts[to].incoming.append((start, names))
+    return parts
+
+
+def edges_of(parts: list[Part]) -> list[tuple[int, int]]:
+    """(from stage, to stage); a stage's own lists of edges come in this order."""
+    if any(part.gives for part in parts):
+        return sorted((index, to) for index, part in enumerate(parts) for to, _ in part.outgoing)
+    return [(index, index + 1) for index in range(len(parts) - 1)]
