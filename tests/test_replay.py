@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -65,6 +66,7 @@ def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "sgd": sgd,
     "decay": lambda p: torch.optim.SGD(p, 0.1, momentum=0.8, weight_decay=0.02, nesterov=True),
+    "wild": lambda p: torch.optim.SGD(p, 1e38, momentum=0.9),
     "adam": lambda p: torch.optim.Adam(p, 0.01, betas=(0.8, 0.95)),
     "adamw": lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1),
     "nadam": lambda p: torch.optim.NAdam(p, 0.01, betas=(0.99, 0.999)),
@@ -787,6 +789,48 @@ def test_a_planted_lie_is_found(
     assert not result.identical and result.difference is not None
     assert "line" in result.difference or "ends" in result.difference
     assert "\n" not in result.difference
+
+
+@pytest.mark.parametrize(("policy", "optimizer"), [("aggmsnag", "adamw"), ("pipemare", "sgd"), ("gap_aware", "sgd")])
+def test_whatever_stands_in_a_ledger_the_answer_is_a_difference_or_one_line(
+    policy: str, optimizer: str, tmp_path: Path
+) -> None:
+    """Values of the right kind, but wild: never a traceback, and never 'identical' if what is computed with was changed."""
+    text = [json.dumps(line) for line in lines_of(run(policy, optimizer, data=data_of(batches=3)).ledger)]
+    rng = random.Random(policy)
+    for _ in range(120):
+        lines = [json.loads(line) for line in text]
+        where = 0 if rng.random() < 0.3 else rng.randrange(len(lines))
+        place: Any = lines[where]
+        key = rng.choice(list(place))
+        while isinstance(place[key], (dict, list)) and place[key]:
+            place = place[key]
+            key = rng.choice(list(place)) if isinstance(place, dict) else rng.randrange(len(place))
+        old = place[key]
+        if isinstance(old, bool) or not isinstance(old, (int, float, list, dict)):
+            continue
+        wild: list[Any] = (
+            [[], [0]] if isinstance(old, list) else [{}] if isinstance(old, dict) else [0, 1, 2, 7, 10**12]
+        )
+        place[key] = rng.choice([*wild, 0.5, -1.5, 1e30] if isinstance(old, float) else wild)
+        ledger = tmp_path / "wild.jsonl"
+        ledger.write_text("\n".join(map(json.dumps, lines)) + "\n")
+        try:
+            result = replay(ledger, stages_of(), mean_loss, data_of(batches=3))
+        except ConfigError as error:
+            assert "\n" not in str(error)
+        else:
+            assert result.identical or "\n" not in (result.difference or "")
+
+
+def lines_of(ledger: Ledger) -> list[dict[str, Any]]:
+    return [ledger.header, *(record.values for record in ledger.records)]
+
+
+def test_a_run_that_diverges_replays_too(tmp_path: Path) -> None:
+    found = run("msnag", optimizer="wild")
+    assert not math.isfinite(found.losses[-1])
+    assert again(found.ledger, tmp_path).identical
 
 
 def test_other_data_and_other_weights_are_found(tmp_path: Path) -> None:

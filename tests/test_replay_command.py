@@ -168,6 +168,16 @@ BAD: list[tuple[Callable[[list[dict[str, Any]]], None], str]] = [
         changed("kind", "foward", 4),
         "line 5: kind 'foward'; expected forward, backward, weight_gradient, step, drain; did you mean forward?",
     ),
+    (changed("kind", [], 4), "line 5: kind []; expected forward"),
+    (
+        changed("weights", {"kind": "predicted", "version": 0, "rates": [[0.1]]}, 1),
+        "line 2: weights: expected either n or distance",
+    ),
+    (
+        changed("optimizer.0.groups.0.momentum", 1e300),
+        "line 1: group of sgd: momentum is 1e+300; expected a number that fits a float32",
+    ),
+    (changed("options", {"gap_eps": 1}), "option 'gap_eps' of msnag"),
     (changed("stage", 2, 4), "line 5: stage 2; expected less than 2"),
     (changed("stage", True, 4), "line 5: stage is true; expected a whole number from 0 on"),
     (changed("stage", -1, 4), "line 5: stage is -1; expected a whole number from 0 on"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +13,11 @@ from ddip.errors import ConfigError
 
 FORMAT = 1
 LONGEST_LINE = 1 << 20
+LARGEST = 3.4e38  # a number becomes a float32
 Json = dict[str, Any]
 
 COUNT = "a whole number from 0 on"
-NUMBER = "a number"
+NUMBER = "a number that fits a float32"
 TEXT = "text"
 HASH = "64 hexadecimal digits"
 FLAG = "true or false"
@@ -41,7 +41,7 @@ HEADER = {
 RECORDS: dict[str, tuple[Json, Json]] = {
     "forward": (
         {"stage": COUNT, "micro_batch": COUNT, "weights": OBJECT, "buffers": COUNT, "seed": COUNT},
-        {"count": COUNT, "samples": COUNTS, "loss": NUMBER},
+        {"count": COUNT, "samples": COUNTS, "loss": NUMBER + OR_NULL},
     ),
     "backward": (
         {"stage": COUNT, "micro_batch": COUNT, "weights": OBJECT, "recomputed": FLAG},
@@ -164,6 +164,8 @@ def _checked_header(values: Json, where: str) -> Json:
     for key in ("split", "accumulate", "threads"):
         if values[key] < 1:
             raise ConfigError(f"{where}: {key} {values[key]}; expected at least 1")
+    if values["threads"] > 4096:
+        raise ConfigError(f"{where}: threads {values['threads']}; expected at most 4096")
     for optimizer in values["optimizer"]:
         _check_keys(optimizer, {"name": TEXT, "groups": OBJECTS}, {"form": TEXT}, f"{where}: optimizer")
         name = optimizer["name"]
@@ -175,12 +177,15 @@ def _checked_header(values: Json, where: str) -> Json:
             raise ConfigError(f"{where}: form {optimizer['form']!r}; expected torch or sutskever")
         for group in optimizer["groups"]:
             _check_keys(group, {"parameters": NAMES}, GROUP_KEYS[name], f"{where}: group of {name}")
+            betas = group.get("betas", [0.0, 0.0])
+            if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+                raise ConfigError(f"{where}: betas {betas}; expected two numbers from 0 to below 1")
     return values
 
 
 def _checked_record(record: Record, header: Json, where: str) -> Record:
     kind = record.values.get("kind")
-    if kind not in RECORDS:
+    if not isinstance(kind, str) or kind not in RECORDS:
         raise ConfigError(f"{where}: kind {kind!r}; expected {', '.join(RECORDS)}{did_you_mean(kind, RECORDS)}")
     _check_keys(record.values, *RECORDS[kind], where)
     if record.stage >= header["stages"]:
@@ -196,6 +201,8 @@ def _checked_record(record: Record, header: Json, where: str) -> Record:
         if weights.get("kind") not in known:
             raise ConfigError(f"{where}: weights of kind {weights.get('kind')!r}; expected {', '.join(known)}")
         _check_keys(weights, *WEIGHTS[kind, weights["kind"]], f"{where}: weights")
+        if (kind, weights["kind"]) == ("forward", "predicted") and ("n" in weights) == ("distance" in weights):
+            raise ConfigError(f"{where}: weights: expected either n or distance")
     share = record.values.get("share")
     if share is not None and (len(share) != 2 or not 0 < share[0] <= share[1]):
         raise ConfigError(f"{where}: share {share}; expected [r, se] with 0 < r <= se")
@@ -224,7 +231,7 @@ def _is(value: Any, what: str) -> bool:
     whole = isinstance(value, int) and not isinstance(value, bool)
     checks: dict[str, bool] = {
         COUNT: whole and 0 <= value < 1 << 63,
-        NUMBER: (whole and abs(value) < 1 << 63) or (isinstance(value, float) and math.isfinite(value)),
+        NUMBER: (whole or isinstance(value, float)) and abs(value) <= LARGEST,
         TEXT: isinstance(value, str),
         FLAG: isinstance(value, bool),
         OBJECT: isinstance(value, dict),

@@ -5,6 +5,7 @@ Bit-identical on the same host, torch, thread count and instruction set, or the 
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -190,7 +191,7 @@ class Interpreter:
         total, count = result
         self.losses[k] = (total.item(), int(count))
         if self.fill or "loss" in values:
-            self._agree(record, "loss", total.item())
+            self._agree(record, "loss", total.item() if math.isfinite(total.item()) else None)
 
     def _backward(self, record: Record, stage: Stage) -> None:
         values, k = record.values, record.values["micro_batch"]

@@ -14,6 +14,10 @@ OPTIONS = {
     "gap_aware": ["gap_decay", "gap_eps"],
     "adam": ["second_decays"],
 }
+LIMITS = {
+    "annealing_steps": (0, 1e15), "pipemare_decay": (1e-9, 1), "gap_decay": (0, 0.999999999), "gap_eps": (1e-30, 1),
+    "second_decays": (0, 1),
+}  # fmt: skip
 OTHER_POLICIES = ("none", "stash", "nesterov", "pipemare", "spike", "gap_aware")
 
 
@@ -42,6 +46,9 @@ def check_policy(parts: set[str], options: dict[str, Any], groups: list[Group]) 
     for option in options:
         if option not in known:
             raise ConfigError(f"option {option!r} of {'+'.join(sorted(parts))}{did_you_mean(option, known)}")
+        low, high = LIMITS[option]
+        if not isinstance(options[option], (int, float)) or not low <= options[option] <= high:
+            raise ConfigError(f"option {option} is {options[option]!r}; expected a number from {low:g} to {high:g}")
     predictor = predictor_in(parts)
     for group in groups:
         if predictor is not None and group.name not in PREDICTORS[predictor]:
