@@ -14,7 +14,8 @@ import pytest
 import torch
 from ddip.errors import ConfigError
 from ddip.pipeline.ledger import Ledger, Record
-from ddip.pipeline.replay import Interpreter, Replay, micro_batches_of, replay
+from ddip.pipeline.micro_batches import micro_batches_of
+from ddip.pipeline.replay import Interpreter, Replay, replay
 from ddip.pipeline.replay_stage import Stage, hash_of
 from ddip.pipeline.seeds import seed_of, seeded
 from ddip.pipeline.simulate import Simulation, simulate
@@ -297,6 +298,21 @@ def test_presets_and_caps() -> None:
     assert max(staleness_in(run(schedule="paci", accumulate=4), 0)) == 1
     capped = run(schedule="virtual_async", accumulate=1, max_staleness=1, window=None)
     assert [max(staleness_in(capped, stage)) for stage in range(3)] == [1, 0, 0]
+
+
+def test_what_a_plan_tells_its_predictions() -> None:
+    found = run("spectrain", accumulate=1)
+    for kind, distances in (("forward", [2, 1, 1]), ("backward", [0, 0, 1])):
+        seen = {(r.stage, r.values["weights"]["distance"]) for r in of(found.ledger, kind)}
+        assert seen == set(enumerate(distances))
+    assert {r.values["weights"]["distance"] for r in of(run("spectrain").ledger, "forward")} == {1}  # in steps of two
+
+    found = run("msnag", rate=lambda step: 0.5**step)
+    for record in of(found.ledger, "forward", lambda r: r.values["weights"]["kind"] == "predicted"):
+        seen = record.values["weights"]
+        assert seen["rates"] == [[0.1 * 0.5 ** (seen["version"] + ahead) for ahead in range(seen["n"])]]
+    steps = of(found.ledger, "step", lambda r: r.stage == 1)
+    assert [r.values["rates"] for r in steps] == [[0.1 * 0.5**step] for step in range(7)]
 
 
 def test_gaps_say_whether_a_prediction_helps() -> None:

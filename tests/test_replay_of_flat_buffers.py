@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from ddip.pipeline.ledger import Ledger, Record
-from ddip.pipeline.replay import micro_batches_of, replay
+from ddip.pipeline.micro_batches import micro_batches_of
+from ddip.pipeline.replay import replay
 from ddip.pipeline.replay_stage import hash_of
 from ddip.pipeline.seeds import seed_of, seeded
 from ddip.pipeline.simulate import described

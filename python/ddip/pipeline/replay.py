@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from ddip.errors import ConfigError
-from ddip.pipeline.borders import Routes, added, floats_in, tensors_in
+from ddip.pipeline.borders import Routes, added, floats_in
 from ddip.pipeline.ledger import Ledger, Record, read
+from ddip.pipeline.micro_batches import Batches, micro_batches_of, samples_in
 from ddip.pipeline.replay_stage import Difference, Gap, Stage, hash_of
 from ddip.pipeline.seeds import seed_of
 
 Loss = Callable[[Any, Any], Any]
-Batches = Iterable[tuple[Any, Any]]
 
 
 @dataclass
@@ -177,7 +177,7 @@ class Interpreter:
             raise Difference("a second forward of the same micro-batch")
         self.seen.add((stage.index, k))
         x, y = self.data[k]
-        samples = _samples(x)
+        samples = samples_in(x)
         if "samples" in values and len(values["samples"]) != samples:
             raise Difference(f"{samples} samples, the ledger says {len(values['samples'])}")
         if "count" in values:
@@ -272,27 +272,6 @@ class Interpreter:
             raise Difference(f"micro-batches {sorted(stage.flights)} are still in flight")
         self._agree(record, "version", stage.version)
         self._agree(record, "sha256", hash_of(stage.module, stage.weights))
-
-
-def micro_batches_of(batches: Batches, split: int) -> list[tuple[Any, Any]]:
-    """Each batch in `split` parts along its first dimension, or one per sample if it has fewer."""
-    parts = []
-    for x, y in batches:
-        count = min(split, _samples(x))
-        parts += list(zip(_split(x, count), _split(y, count), strict=True))
-    return parts
-
-
-def _split(tree: Any, count: int) -> list[Any]:
-    if isinstance(tree, Tensor):
-        return list(torch.tensor_split(tree, count))
-    if isinstance(tree, (tuple, list)):
-        return [type(tree)(parts) for parts in zip(*(_split(part, count) for part in tree), strict=True)]
-    return [tree] * count
-
-
-def _samples(x: Any) -> int:
-    return int(tensors_in(x)[0].shape[0])
 
 
 def _versions_read(record: Record) -> list[int]:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from ddip.errors import ConfigError
 from ddip.pipeline.ledger import FORMAT, Json, Ledger, Record, did_you_mean
-from ddip.pipeline.replay import Interpreter, Loss, micro_batches_of
+from ddip.pipeline.micro_batches import micro_batches_of
+from ddip.pipeline.replay import Interpreter, Loss
 from ddip.pipeline.replay_stage import Gap, hash_of
 from ddip.pipeline.simulate_order import SCHEDULES, SYNCHRONOUS, Action, order_of
 from ddip.pipeline.textbook_policies import parts_of, predictor_in
