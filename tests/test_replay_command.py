@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from ddip.errors import ConfigError
-from ddip.pipeline import ledger as ledgers
+from ddip.pipeline.ledger import read
 from ddip.pipeline.replay_command import main
 from ddip.pipeline.simulate import simulate
 
@@ -212,7 +212,7 @@ def test_bad_ledgers_are_refused_with_the_line(folder: Path, change: Callable[[l
 def test_what_is_no_ledger_is_refused(text: bytes, says: str, tmp_path: Path) -> None:
     (tmp_path / "l").write_bytes(text)
     with pytest.raises(ConfigError) as error:
-        ledgers.read(tmp_path / "l")
+        read(tmp_path / "l")
     assert says in str(error.value)
 
 
@@ -220,6 +220,30 @@ def test_files_that_are_none_are_refused(tmp_path: Path, capsys: pytest.CaptureF
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "missing", tmp_path, tmp_path / "fifo", Path("/dev/zero")):
         assert call(capsys, str(path))[0] == 2
+
+
+def test_replay_needs_nothing_of_what_runs_pipelines(folder: Path) -> None:
+    """An oracle that shared code with what it judges would share its mistakes."""
+    script = (
+        "import sys; from ddip.pipeline.replay_command import main; code = main([sys.argv[1]]);"
+        "print([name for name in sys.modules if name.startswith('ddip.')]); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder / "ledger.jsonl")],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "python")},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.splitlines()[-1].strip("[]").replace("'", "").split(", "))
+    judged = {
+        "_engine",
+        "pipeline.front",
+        "pipeline.stepping",
+        "pipeline.batches",
+        "pipeline.writer",
+        "pipeline.report",
+    }
+    assert "ddip.pipeline.replay" in loaded and not loaded & {f"ddip.{name}" for name in judged}
 
 
 def test_damaged_ledgers_never_raise_anything_else(folder: Path) -> None:
@@ -234,7 +258,7 @@ def test_damaged_ledgers_never_raise_anything_else(folder: Path) -> None:
             )
         (folder / "damaged").write_bytes(damaged)
         try:
-            ledgers.read(folder / "damaged")
+            read(folder / "damaged")
         except ConfigError as error:
             refused += 1
             assert "\n" not in str(error) and "line " in str(error)
@@ -242,5 +266,5 @@ def test_damaged_ledgers_never_raise_anything_else(folder: Path) -> None:
 
 
 def test_an_ordinary_ledger_passes_the_checks_of_reading(folder: Path) -> None:
-    ledger = ledgers.read(folder / "ledger.jsonl")
+    ledger = read(folder / "ledger.jsonl")
     assert len(ledger.records) == 60 and {r.kind for r in ledger.records} == {"forward", "backward", "step"}

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from ddip.pipeline.front import Pipeline, auxiliary_loss
-from ddip.pipeline.report import Report
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddip.pipeline.front import Pipeline, auxiliary_loss
+    from ddip.pipeline.report import Report
 
 __all__ = ["Pipeline", "Report", "auxiliary_loss"]
+
+# Loaded on first use: replay proves what the engine did, and must not need it.
+_HOME = {"Pipeline": "front", "Report": "report", "auxiliary_loss": "front"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
