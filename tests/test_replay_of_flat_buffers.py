@@ -60,7 +60,7 @@ class FlatStage:
         self.flying: dict[int, Any] = {}
         self.stash: dict[int, Tensor] = {}
         self.pending: list[int] = []
-        self.version = self.forwards = 0
+        self.version = self.forwards = self.samples = 0
         self.records: list[dict[str, Any]] = []
 
     def load(self, flat: Tensor) -> None:
@@ -72,21 +72,29 @@ class FlatStage:
 
     def wanted(self, action: Action) -> tuple[Tensor, dict[str, Any]]:
         n = action.staleness
-        if not self.policy.startswith("msnag") or n == 0:
+        if "msnag" not in self.policy or n == 0:
             return self.weights.all, {"kind": "true", "version": self.version, "n": n}
-        said = {"kind": "predicted", "version": self.version, "n": n, "rates": [[RATE] * n]}
-        if self.version == 0:
-            return self.weights.all, said
-        power, coefficient = 1.0, 0.0
-        for _ in range(n):
-            power *= MOMENTUM
-            coefficient += RATE * power
-        velocity = Flat(self.module, 1)
-        velocity.all = torch.zeros_like(self.weights.all)
-        velocity.places = self.weights.places
-        for view, p in zip(velocity.views(), self.optimizer.param_groups[0]["params"], strict=True):
-            view.copy_(self.optimizer.state[p]["momentum_buffer"])
-        return torch.add(self.weights.all, velocity.all, alpha=-coefficient), said
+        said: dict[str, Any] = {"kind": "predicted", "version": self.version, "n": n, "rates": [[RATE] * n]}
+        # Coefficients of velocity and of the gradients so far; w's own is 1, as there is no decay.
+        speed, fresh, of_velocity, of_gradient = 1.0, 0.0, 0.0, 0.0
+        if self.policy.startswith("aggmsnag"):
+            said["partial"] = list(self.pending)
+            if self.pending:
+                fresh = len(self.pending) / (SE * self.samples)
+        for ahead in range(n):
+            speed = speed * MOMENTUM
+            fresh = fresh * MOMENTUM if ahead > 0 else fresh
+            of_velocity = of_velocity - RATE * speed
+            of_gradient = of_gradient - RATE * fresh
+        ahead_of = self.weights.all.clone()
+        if self.version > 0:
+            velocity = torch.zeros_like(ahead_of)
+            for (begin, count, _), p in zip(self.weights.places, self.optimizer.param_groups[0]["params"], strict=True):
+                velocity[begin : begin + count] = self.optimizer.state[p]["momentum_buffer"].flatten()
+            ahead_of.add_(velocity, alpha=of_velocity)
+        if of_gradient != 0:
+            ahead_of.add_(self.gradient.all, alpha=of_gradient)
+        return ahead_of, said
 
     def called(self, k: int, x: Tensor, finish: Any) -> Tensor:
         with seeded(seed_of(3, self.index, k)):
@@ -122,6 +130,7 @@ class FlatStage:
             for buffer, before in zip(self.module.buffers(), buffers, strict=True):
                 buffer.copy_(before)
         self.pending.append(k)
+        self.samples += len(x)
         said = {"kind": "true", "version": self.version} if kept is None else {"kind": "forward"}
         self.records.append({
             "kind": "backward", "stage": self.index, "micro_batch": k, "weights": said, "recomputed": self.recompute,
@@ -139,7 +148,7 @@ class FlatStage:
             "kind": "step", "stage": self.index, "step": self.version, "micro_batches": self.pending, "count": count,
             "rates": [RATE], "sha256": self.hash(), "gradient": gradient,
         })  # fmt: skip
-        self.pending = []
+        self.pending, self.samples = [], 0
 
 
 def stages_of(kind: str) -> list[nn.Module]:
@@ -203,7 +212,7 @@ def executed(kind: str, policy: str, recompute: bool, samples: int = 6, step: in
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("policy", ["none", "stash", "msnag", "msnag+stash"])
+@pytest.mark.parametrize("policy", ["none", "stash", "msnag", "msnag+stash", "aggmsnag", "aggmsnag+stash"])
 @pytest.mark.parametrize("kind", ["linear", "conv"])
 def test_the_ledger_of_flat_buffers_replays_identically(
     kind: str, policy: str, recompute: bool, tmp_path: Path
