@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from ddip.errors import ConfigError
+from ddip.pipeline.auxiliary import auxiliary_loss, taken
 from ddip.pipeline.ledger import Ledger, Record
 from ddip.pipeline.micro_batches import micro_batches_of
 from ddip.pipeline.replay import Interpreter, Replay, replay
@@ -559,7 +560,8 @@ class AfterBorder(nn.Module):
         super().__init__()
         self.linear = nn.Linear(4, 4)
 
-    def forward(self, h: Tensor, nothing: None, times: int, more: dict[str, Tensor]) -> Tensor:
+    def forward(self, border: tuple[Tensor, None, int, dict[str, Tensor]]) -> Tensor:
+        h, nothing, times, more = border
         assert nothing is None
         return self.linear(h.relu_()) * times + more["skip"] * more["sign"]
 
@@ -574,6 +576,38 @@ def test_tuples_cross_borders_and_unused_parameters_stay(tmp_path: Path) -> None
     found.ledger.write(tmp_path / "l")
     assert replay(tmp_path / "l", stages, lambda out, y: ((out - y).square().sum(), 4), data).identical
     assert torch.equal(found.weights[1]["unused"], torch.ones(2))
+
+
+class OwnLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.linear(x)
+        auxiliary_loss(h.square().sum(1).mean())
+        return torch.tanh(h)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_stage_may_have_a_loss_of_its_own(recompute: bool, tmp_path: Path) -> None:
+    torch.manual_seed(6)
+    stages: list[nn.Module] = [OwnLoss(), OwnLoss(), nn.Linear(4, 2)]
+    data = [(torch.randn(6, 4), torch.randn(6, 2)) for _ in range(4)]
+    settings: dict[str, Any] = {"optimizer": sgd, "micro_batches": 2, "schedule": "1f1b", "recompute": recompute}
+    found = simulate(stages, nn.functional.mse_loss, data, **settings)
+    found.ledger.write(tmp_path / "l")
+    assert replay(tmp_path / "l", stages, nn.functional.mse_loss, data).identical
+    model = nn.Sequential(*copy.deepcopy(stages))
+    optimizer = sgd(list(model.parameters()))
+    for x, y in data:
+        optimizer.zero_grad()
+        output = model(x)
+        (nn.functional.mse_loss(output, y) + sum(taken())).backward()
+        optimizer.step()
+    for stage, weights in zip(model, found.weights, strict=True):
+        for name, p in stage.named_parameters():
+            torch.testing.assert_close(weights[name], p.detach(), rtol=1e-5, atol=1e-6)
 
 
 class Skips(nn.Module):

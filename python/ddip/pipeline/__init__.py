@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddip.pipeline.front import Pipeline, auxiliary_loss
+    from ddip.pipeline.auxiliary import auxiliary_loss
+    from ddip.pipeline.front import Pipeline
     from ddip.pipeline.report import Report
 
 __all__ = ["Pipeline", "Report", "auxiliary_loss"]
 
 # Loaded on first use: replay proves what the engine did, and must not need it.
-_HOME = {"Pipeline": "front", "Report": "report", "auxiliary_loss": "front"}
+_HOME = {"Pipeline": "front", "Report": "report", "auxiliary_loss": "auxiliary"}
 
 
 def __getattr__(name: str) -> Any:

@@ -56,10 +56,6 @@ class Routes:
         names = self.gives[stage]
         return {names[0]: output} if len(names) == 1 else {name: output[name] for name in names}
 
-    def arguments(self, taken: list[Any]) -> tuple[Any, ...]:
-        """A tuple that crosses a chain's border is several arguments."""
-        return taken[0] if not self.named and isinstance(taken[0], tuple) else tuple(taken)
-
 
 def added(parts: list[list[Tensor | None]]) -> list[Tensor | None]:
     """Gradients of one value from several stages, in the order given."""

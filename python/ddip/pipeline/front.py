@@ -12,6 +12,7 @@ import torch
 from ddip.communicators import comm, engine
 from ddip.errors import ConfigError
 from ddip.pipeline import saving
+from ddip.pipeline.auxiliary import taken
 from ddip.pipeline.batches import Batches
 from ddip.pipeline.parts import Split, edges_of, parts_of
 from ddip.pipeline.report import Report, rows_of, times_of
@@ -20,13 +21,6 @@ from ddip.pipeline.writer import Writer
 from ddip.replicas import gather_objects
 
 Loss = Callable[[Any, Any], Any]
-
-_auxiliary: list[torch.Tensor] = []
-
-
-def auxiliary_loss(loss: torch.Tensor) -> None:
-    """Called in a stage's forward: this loss, a mean over the samples, is added to the one at the end of the pipeline."""
-    _auxiliary.append(loss)
 
 
 class Pipeline:
@@ -310,14 +304,9 @@ class Pipeline:
         part = self.parts[index]
 
         def forward(inputs: list[Any]) -> list[Any]:
-            _auxiliary.clear()
+            taken()  # of a forward that failed
             with self._autocast(stage.device):
                 return part.call(inputs)
-
-        def losses() -> list[torch.Tensor]:
-            found = list(_auxiliary)
-            _auxiliary.clear()
-            return found
 
         def loss(outputs: list[Any], micro_batch: int, samples: int) -> Any:
             _, target, _ = roles["target"](micro_batch)
@@ -328,7 +317,7 @@ class Pipeline:
             return native.Loss(found * samples, float(samples))
 
         stage.forward = forward
-        stage.auxiliary_losses = losses
+        stage.auxiliary_losses = taken
         stage.buffers = lambda: list(module.buffers())
         if index == 0:
             stage.input = lambda micro_batch: sample_of(roles["input"](micro_batch))

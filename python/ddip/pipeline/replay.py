@@ -218,8 +218,7 @@ class Interpreter:
 
     def _arguments(self, stage: int, k: int) -> tuple[Any, ...]:
         if stage == 0:
-            x = self.data[k][0]
-            return tuple(x) if isinstance(x, (tuple, list)) else (x,)
+            return (self.data[k][0],)
         taken = []
         for name in self.routes.takes[stage]:
             taken.append(self.values[name, k])
@@ -227,7 +226,7 @@ class Interpreter:
             self.taken[name, k] += 1
             if self.taken[name, k] == self.takers[name]:
                 del self.values[name, k]
-        return self.routes.arguments(taken)
+        return tuple(taken)
 
     def _hand_back(self, stage: int, k: int, gradients: list[Tensor | None]) -> None:
         rest = iter(gradients)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ddip.errors import ConfigError
+from ddip.pipeline.auxiliary import taken
 from ddip.pipeline.borders import floats_in, with_tensors
 from ddip.pipeline.ledger import Json
 from ddip.pipeline.seeds import seed_of, seeded
@@ -45,6 +46,7 @@ class Flight:
     version: int  # newest version at the time of the forward
     staleness: int | None
     outputs: list[Tensor] = field(default_factory=list)
+    auxiliary: list[Tensor] = field(default_factory=list)  # losses of this stage's own
 
 
 @dataclass
@@ -162,7 +164,9 @@ class Stage:
         if gradients is None:
             gradients = [torch.full_like(outputs[0], self.loss_scale)]
         wanted = [*flight.inputs, *(flight.leaves[name] for name in self.trained)]
-        pairs = [(y, g) for y, g in zip(outputs, gradients, strict=True) if g is not None and y.requires_grad]
+        own = [(a, torch.full_like(a, flight.samples * self.loss_scale)) for a in flight.auxiliary]
+        given = [*own, *zip(outputs, gradients, strict=True)]
+        pairs = [(y, g) for y, g in given if g is not None and y.requires_grad]
         found: Sequence[Tensor | None] = [None] * len(wanted)
         if pairs:
             found = torch.autograd.grad([y for y, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
@@ -197,7 +201,9 @@ class Stage:
         flight.leaves = {name: w.clone().requires_grad_(name in trained) for name, w in weights.items()}
         call_with = with_tensors(flight.call_with, torch.clone)  # a module may work in place on what it receives
         with seeded(seed_of(self.seed, self.index, micro_batch)), torch.autocast("cpu", torch.bfloat16, self.autocast):
+            taken()  # of a forward that failed
             output = functional_call(self.module, (flight.leaves, buffers), call_with)
+            flight.auxiliary = taken()
             if not self.last:
                 values = [output[name] for name in self.gives] if len(self.gives) > 1 else output
                 flight.outputs = floats_in(values)
