@@ -140,7 +140,7 @@ class Stage:
             return tensor
 
         received = with_tensors(arguments, leaf)
-        used = self._weights_for(said, None)
+        used = self._weights_for(said)
         flight = Flight(
             leaves, received, target, samples, {}, used, self.versions[said["version"]], self.version, said.get("n")
         )
@@ -154,7 +154,7 @@ class Stage:
     ) -> tuple[list[Tensor | None], Weights]:
         """Gradients for the border before this stage, and of the weights. `gradients`: from the next stage, None on the last."""
         flight = self.flights.pop(micro_batch)
-        weights = flight.used if said["kind"] == "forward" else self._weights_for(said, flight)
+        weights = flight.used if said["kind"] == "forward" else self._weights_for(said)
         if recomputed:
             self._run(flight, micro_batch, weights, {name: buffer.clone() for name, buffer in self.buffers.items()})
         else:
@@ -213,7 +213,7 @@ class Stage:
         flight.outputs = [total]
         return total, count
 
-    def _weights_for(self, said: Json, flight: Flight | None) -> Weights:
+    def _weights_for(self, said: Json) -> Weights:
         version = said["version"]
         if version not in self.versions:
             raise Difference(f"reads version {version}; the newest is {self.version}")
@@ -230,12 +230,16 @@ class Stage:
         ahead = said["n"] if "n" in said else 1
         if len(said["rates"]) != len(self.groups) or any(len(rates) != ahead for rates in said["rates"]):
             raise Difference(f"rates {said['rates']}; expected {ahead} for each of {len(self.groups)} groups")
+        partial = said.get("partial", [])
+        pending = list(self.pending) if self.predictor == "aggmsnag" else []
+        if partial != pending:
+            raise Difference(f"predicts with gradients of micro-batches {partial}; expected {pending}")
         result = dict(self.weights)
         for group, rates in zip(self.groups, said["rates"], strict=True):
             for name in group.parameters:
                 result[name] = predicted(
                     self.predictor, group, self.weights[name], self.memory[name], self.version, rates,
-                    self._partial(said.get("partial", []), group, name), said.get("distance", 0),
+                    self._partial(partial, group, name), said.get("distance", 0),
                     self.options.get("second_decays", False),
                 )  # fmt: skip
         return result
@@ -243,9 +247,6 @@ class Stage:
     def _partial(self, micro_batches: list[int], group: Group, name: str) -> Partial | None:
         if not micro_batches:
             return None
-        unknown = [k for k in micro_batches if k not in self.pending]
-        if unknown:
-            raise Difference(f"predicts with the gradient of micro-batch {unknown[0]}, which is not in the running sum")
         sign, count = -1.0 if group.maximize else 1.0, sum(self.samples[k] for k in micro_batches)
         weight = sign * len(micro_batches) / (self.accumulate * count)
         return Partial(self._sum(name, micro_batches), weight / self.loss_scale)
