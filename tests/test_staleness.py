@@ -315,7 +315,7 @@ def adaptive_by_formula(lab: Lab, moment: Any, *, with_pending: bool) -> Any:
             phi = moment.pending[g.begin : g.end]
             s = (-1.0 if g.maximize else 1.0) * moment.pending_micro_batches
             s = s / (moment.accumulate * moment.pending_samples)
-        denominator = u.sqrt().mul_(math.sqrt(1.0 / (1.0 - math.pow(g.beta2, t)))).add_(g.eps)
+        denominator = u.double().sqrt().float().mul_(math.sqrt(1.0 / (1.0 - math.pow(g.beta2, t)))).add_(g.eps)
         decoupled = lab.rule == "adamw" or (lab.rule == "nadam" and g.decoupled_weight_decay)
         factors, gradient_factors = [], []
         for k in range(1, moment.staleness + 1):

@@ -205,26 +205,31 @@ def test_gap_aware_waits_for_the_first_rate_that_is_not_zero() -> None:
 
 @pytest.mark.parametrize("policy", ["pipemare", "gap_aware", "gap_aware+spike"])
 def test_what_a_policy_remembers_can_be_saved_and_loaded(policy: str) -> None:
-    old, new = (Stage(policy, mean_staleness=2.0, lr=0.1, momentum=0.9) for _ in range(2))
+    old, new, twin = (Stage(policy, mean_staleness=2.0, lr=0.1, momentum=0.9) for _ in range(3))
     for k in range(3):
         old.step(flat(k))
-    state = {name: tensor.clone() for name, tensor in old.policy.state().items()}
+    state = old.policy.state()
     assert state
+    twin.policy.load_state({name: tensor.clone() for name, tensor in state.items()})
     new.policy.load_state(state)
+    fixed = engine.StageOptimizer(rule=engine.Rule.sgd, groups=old.view().groups, steps=3, weights=flat(9))
 
     def use(stage: Stage) -> Any:
-        gradient = flat(50)
-        stage.policy.after_backward(old.view(), flat(51), gradient)
-        out = torch.zeros(SIZE)
-        stage.policy.before_backward(old.view(), engine.StageMoment(rates=[[0.1]], mean_staleness=2.0), out)
+        gradient, out = flat(50), torch.zeros(SIZE)
+        stage.policy.after_backward(fixed, flat(51), gradient)
+        stage.policy.before_backward(fixed, engine.StageMoment(rates=[[0.1]], mean_staleness=2.0), out)
         return torch.cat([gradient, out])
 
     kept = use(old)
-    assert torch.equal(use(new), kept)
     for k in range(3):
-        old.step(flat(20 + k))  # what was saved is a copy: going on does not change it
+        old.step(flat(20 + k) * 3)  # that it goes on does not reach what was loaded from it
     assert not torch.equal(use(old), kept)
-    assert not torch.equal(use(new), use(old))
+    assert torch.equal(use(new), kept)
+    assert torch.equal(use(twin), kept)
+    for stage in (new, twin):
+        stage.step(flat(30))
+    assert torch.equal(use(new), use(twin))
+    assert not torch.equal(use(new), kept)
 
 
 # Combinations, names, matrix

@@ -27,7 +27,7 @@ struct Part {
     const double t = static_cast<double>(optimizer.steps), more = decays ? static_cast<double>(k) : 0;
     return std::sqrt(std::pow(group.beta2, more) / (1.0 - std::pow(group.beta2, t + more)));
   }
-  at::Tensor denominator(double scale) const { return second.sqrt().mul_(scale).add_(group.eps); }
+  at::Tensor denominator(double scale) const { return nearest_root(second).mul_(scale).add_(group.eps); }
 };
 
 // All n steps in one: A and S by recurrence, then one pass over memory.

@@ -12,7 +12,11 @@ namespace ddip::staleness {
 void fused_linear(at::Tensor& out, const at::Tensor& weights, const at::Tensor& velocity, const at::Tensor& pending,
                   const Coefficients& coefficients);
 
-// denominator = u.sqrt().mul_(root).add_(eps); q = torch.mul(m, first).add_(φ, alpha=pending);
+// The root rounded to the nearest float. torch's own on CPU is MKL's, up to one unit off, and not the same on every
+// processor. A double's root, rounded, is the nearest float for every float.
+at::Tensor nearest_root(const at::Tensor& tensor);
+
+// denominator = nearest_root(u).mul_(root).add_(eps); q = torch.mul(m, first).add_(φ, alpha=pending);
 // torch.mul(w, weights).addcdiv_(q, denominator, value=moved)
 struct AdaptiveCoefficients {
   double weights, moved, root, eps, first, pending;

@@ -24,12 +24,14 @@ inline Eight operator+(Eight x, Eight y) { return {_mm256_add_ps(x.value, y.valu
 inline Eight operator-(Eight x, Eight y) { return {_mm256_sub_ps(x.value, y.value)}; }
 inline Eight operator*(Eight x, Eight y) { return {_mm256_mul_ps(x.value, y.value)}; }
 inline Eight operator/(Eight x, Eight y) { return {_mm256_div_ps(x.value, y.value)}; }
+inline Eight root_of(Eight x) { return {_mm256_sqrt_ps(x.value)}; }
 inline Eight size_of(Eight x) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0F), x.value)}; }
 inline Eight fma(Eight x, Eight y, Eight z) { return {_mm256_fmadd_ps(x.value, y.value, z.value)}; }
 inline One operator+(One x, One y) { return {x.value + y.value}; }
 inline One operator-(One x, One y) { return {x.value - y.value}; }
 inline One operator*(One x, One y) { return {x.value * y.value}; }
 inline One operator/(One x, One y) { return {x.value / y.value}; }
+inline One root_of(One x) { return {std::sqrt(x.value)}; }
 inline One size_of(One x) { return {std::fabs(x.value)}; }
 inline One fma(One x, One y, One z) { return {std::fma(x.value, y.value, z.value)}; }
 
@@ -68,7 +70,7 @@ void Adaptive::write(float* out, int64_t begin, int64_t end, bool streaming) con
     if (terms.a != 1) weights = weights * V::all(terms.a);
     if (terms.b != 1) moment = moment * V::all(terms.b);
     if (terms.pending) moment = fma(V::all(terms.c), V::load(terms.pending + index), moment);
-    const V denominator = V::load(terms.roots + index) * V::all(terms.root) + V::all(terms.eps);
+    const V denominator = root_of(V::load(terms.second + index)) * V::all(terms.root) + V::all(terms.eps);
     return weights + V::all(terms.moved) * moment / denominator;
   });
 }

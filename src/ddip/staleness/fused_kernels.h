@@ -14,9 +14,9 @@ struct Linear {
   void write(float* out, int64_t begin, int64_t end, bool streaming) const;
 };
 
-// out = a·w + (moved·q)/(roots·root + eps), q = fma(c, pending, b·m)
+// out = a·w + (moved·q)/(√second·root + eps), q = fma(c, pending, b·m)
 struct Adaptive {
-  const float *weights, *first, *roots, *pending;
+  const float *weights, *first, *second, *pending;
   float a, moved, root, eps, b, c;
   void write(float* out, int64_t begin, int64_t end, bool streaming) const;
 };
