@@ -352,7 +352,7 @@ def adaptive_by_formula(lab: Lab, moment: Any, *, with_pending: bool) -> Any:
 
 
 # Below, at and above a register and a thread's share; groups begin in mid-register.
-ODD_SIZES = [[1, 7, 8], [9, 31, 1003], [40_003, 3, 5]]
+ODD_SIZES = [[1, 7, 8], [0, 9, 2], [9, 31, 1003], [40_003, 3, 5]]
 LARGE = [1_100_007, 11]  # written past the caches
 
 

@@ -232,6 +232,31 @@ def test_what_a_policy_remembers_can_be_saved_and_loaded(policy: str) -> None:
     assert not torch.equal(use(new), kept)
 
 
+def test_gap_figures_tell_how_far_and_whether_it_helped() -> None:
+    forward, backward = flat(1), flat(2)
+    moved, error = engine.gap_figures(forward, forward, backward)
+    assert moved == pytest.approx(float((backward.double() - forward.double()).norm()), rel=1e-6) and error == 1
+    half_way = forward + (backward - forward) / 2
+    assert engine.gap_figures(forward, half_way, backward)[1] == pytest.approx(0.5, rel=1e-5)
+    assert engine.gap_figures(forward, backward, backward)[1] == 0
+    assert engine.gap_figures(forward, backward, forward) == (0, 0)
+    assert engine.cosine(forward, forward * 3) == pytest.approx(1, rel=1e-6)
+    assert engine.cosine(forward, -forward) == pytest.approx(-1, rel=1e-6)
+    expected = torch.nn.functional.cosine_similarity(forward.double(), backward.double(), dim=0)
+    assert engine.cosine(forward, backward) == pytest.approx(float(expected), rel=1e-5)
+    assert engine.cosine(forward, torch.zeros(SIZE)) == 0
+
+
+def test_tensors_that_do_not_lie_flat_are_refused() -> None:
+    group = engine.StageGroup(begin=0, end=SIZE, momentum=0.9)
+    wide = torch.zeros(2 * SIZE)
+    for wrong in (wide[::2], flat(1).double()):
+        stage = engine.StageOptimizer(groups=[group], steps=1, weights=flat(1), velocity=wrong)
+        moment = engine.StageMoment(staleness=1, rates=[[0.1]])
+        with pytest.raises(ddip.ConfigError, match="of one type, on one device and contiguous"):
+            engine.make_policy("msnag").before_forward(stage, moment, torch.zeros(SIZE))
+
+
 # Combinations, names, matrix
 
 

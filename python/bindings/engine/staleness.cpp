@@ -4,6 +4,7 @@
 
 #include "bind.h"
 #include "ddip/staleness/fused.h"
+#include "ddip/staleness/gap_figures.h"
 #include "ddip/staleness/make_policy.h"
 #include "ddip/staleness/matrix.h"
 
@@ -188,6 +189,14 @@ void bind_staleness(py::module_& module) {
   module.def("auto_policy", &auto_policy, py::arg("rule"));
   module.def("nesterov_beta1", &nesterov_beta1, py::arg("beta"), py::arg("versions"), py::arg("stages"));
   module.def("runs_fused", &runs_fused, py::arg("tensor"));
+  module.def(
+      "gap_figures",
+      [](const at::Tensor& at_forward, const at::Tensor& used, const at::Tensor& at_backward) {
+        const GapFigures figures = gap_figures(at_forward, used, at_backward);
+        return std::pair(figures.moved, figures.error);
+      },
+      py::arg("at_forward"), py::arg("used"), py::arg("at_backward"), "(moved, error)", Released());
+  module.def("cosine", &cosine, py::arg("stale"), py::arg("fresh"), Released());
   py::enum_<Fit>(module, "Fit").value("valid", Fit::valid).value("no_op", Fit::no_op).value("refused", Fit::refused);
   auto pair_of = [](const Verdict& verdict) { return std::pair(verdict.fit, verdict.why); };
   module.def(

@@ -2,6 +2,7 @@
 
 #include <ATen/TensorIterator.h>
 
+#include "ddip/base/error.h"
 #include "ddip/staleness/fused_kernels.h"
 
 namespace ddip::staleness {
@@ -21,7 +22,12 @@ bool processor_can() {
   return can;
 }
 
-const float* floats(const at::Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr<float>() : nullptr; }
+const float* floats(const at::Tensor& tensor) {
+  if (!tensor.defined()) return nullptr;
+  if (!tensor.is_cpu() || !tensor.is_contiguous() || tensor.scalar_type() != at::kFloat)
+    throw ConfigError("a stage's flat tensors are of one type, on one device and contiguous; one of these is not");
+  return tensor.const_data_ptr<float>();
+}
 
 // In torch's threads. at::parallel_for would not be: it is a template, parallel only in code that is compiled with
 // OpenMP, and then with an OpenMP that may not be torch's. An iterator's loop runs inside torch.
