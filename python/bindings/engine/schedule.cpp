@@ -2,8 +2,10 @@
 #include <fmt/format.h>
 
 #include <pybind11/stl.h>
-#include <array>
+
 #include <optional>
+#include <span>
+#include <tuple>
 
 #include "bind.h"
 #include "ddip/base/error.h"
@@ -25,7 +27,8 @@ using schedule::Simulation;
 using schedule::Verdict;
 using Released = py::call_guard<py::gil_scoped_release>;
 
-using StageCosts = std::vector<std::array<double, 5>>;  // forward, backward, weight gradient, step, predict
+using StageCosts = std::vector<std::tuple<double, double, double, double, double>>;  // forward, backward, weight
+                                                                                     // gradient, step, predict
 using Edges = std::vector<std::pair<int, int>>;
 
 schedule::Costs costs_of(const StageCosts& stages, std::vector<double> links) {

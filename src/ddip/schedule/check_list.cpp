@@ -79,6 +79,8 @@ class ListChecker {
     require(action.stage >= 0 && action.stage < request_.stages && mine(action.stage),
             "this rank does not hold stage {}", action.stage);
     StageState& stage = stages_[static_cast<size_t>(action.stage)];
+    // Between a prediction and its forward nothing of the stage may compute: it would write the same weights.
+    require(!stage.predicted || !computes(action.kind), "the prediction before it is not used");
     switch (action.kind) {
       case Kind::receive: return receive(action);
       case Kind::send: return send(action);
@@ -91,6 +93,11 @@ class ListChecker {
       case Kind::predict: return predict(action, stage);
       case Kind::drain: break;
     }
+  }
+
+  // Other than the forward, which uses the prediction.
+  static bool computes(Kind kind) {
+    return kind == Kind::backward || kind == Kind::weight_gradient || kind == Kind::step || kind == Kind::predict;
   }
 
   Progress& progress(const Action& action) {
@@ -245,7 +252,6 @@ class ListChecker {
   void predict(const Action& action, StageState& stage) {
     require(request_.needs.predicts, "this plan needs no prediction");
     require(action.staleness > 0, "there is nothing to predict");
-    require(!stage.predicted, "the prediction before it is not used");
     stage.predicted = {action.micro_batch, {action.version, action.staleness}};
   }
 
@@ -257,9 +263,9 @@ class ListChecker {
       if (stage.progress.empty()) continue;
       require(stage.finished == action.micro_batch + 1, "stage {} has done {} of {} micro-batches", index,
               stage.finished, action.micro_batch + 1);
-      require(ends_[static_cast<size_t>(stage.newest) - 1] == action.micro_batch + 1, "stage {} has not stepped",
-              index);
-      require(stage.read.empty(), "stage {} has forwards without backwards", index);
+      require(stage.newest > 0 && ends_[static_cast<size_t>(stage.newest) - 1] == action.micro_batch + 1,
+              "stage {} has not stepped", index);
+      require(stage.read.empty() && !stage.predicted, "stage {} has something under way", index);
     }
     for (size_t index = 0; index < channels_.size(); ++index) check_drained(index, action.micro_batch);
     ++drained_;

@@ -9,7 +9,7 @@
 namespace ddip::schedule {
 namespace {
 
-constexpr double kRow = 34, kBox = 26, kLeft = 92, kTop = 40, kRight = 14, kAxis = 22, kLegend = 30;
+constexpr double kRow = 34, kBox = 26, kLeft = 104, kTop = 40, kRight = 14, kAxis = 22, kLegend = 30;
 
 struct Look {
   const char* name;
@@ -131,7 +131,7 @@ class Painter {
 
   void box(const Action& action, const Span& span) {
     const Look* look = look_of(action.kind);
-    if (look == nullptr || span.begin >= until_) return;
+    if (look == nullptr || span.begin > until_) return;
     const double left = x(span.begin), top = y(action.stage) + 4;
     if (action.kind == Kind::step) {
       // A step is thin even if it takes no time: a bar through the row, with a head.

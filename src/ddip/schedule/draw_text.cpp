@@ -63,7 +63,7 @@ std::string draw_text(const Plan& plan, const Simulation& simulation, int column
     if (steps[stage].find('^') != std::string::npos)
       text += fmt::format("         |{}\n", steps[stage].substr(0, steps[stage].find_last_of('^') + 1));
   }
-  text += fmt::format("F forward, B backward, W weight gradient, ^ step, . waits; {:.0f}% of the time computing\n",
+  text += fmt::format("F forward, B backward, W weight gradient, ^ step, . idle; {:.0f}% of the time computing\n",
                       100 * (1 - simulation.bubble));
   if (needed > width) text += fmt::format("cut off: {} of {} columns are shown\n", width, needed);
   return text;
