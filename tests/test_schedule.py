@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +34,7 @@ def test_a_plan_is_a_list_of_actions_for_each_rank() -> None:
 
 
 def test_every_schedule_is_made_checked_and_simulated() -> None:
-    more = {
+    more: dict[str, dict[str, Any]] = {
         "interleaved": {"stages": 8, "rank_of_stage": [0, 1, 2, 3] * 2},
         "zbv": {"stages": 8},
         "virtual_async": {"max_staleness": 2},
@@ -105,3 +109,36 @@ def test_the_pictures_of_the_page_are_what_the_plans_are_now() -> None:
     page = (ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8")
     for picture in (ROOT / "docs" / "pictures").glob("plan_*.svg"):
         assert f"pictures/{picture.name}" in page
+
+
+def test_the_python_of_the_page_prints_what_it_says() -> None:
+    page = (ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8")
+    section = page.split("\n## A plan is data\n")[1].split("\n## ")[0]
+    source = "\n".join(re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL))
+    promised = re.findall(r"print\(.*\)\s+# (\[.*?\])(?=: by|$)", source, re.MULTILINE)
+    assert len(promised) == 4
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(source, "docs/pipeline.md", "exec"), {})
+    for text in promised:
+        assert text in printed.getvalue().splitlines()
+
+
+def test_the_gains_that_the_page_states_are_those_of_the_simulator() -> None:
+    page = (ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+), (\d+) \| ([\d.]+) × \| ([\d.]+) × \|$", page, re.MULTILINE)
+    assert len(rows) == 3
+
+    def rate(name: str, stages: int, micro_batches: int, link: float, wide: bool) -> float:
+        links = [link] * (stages - 1)
+        window = schedule.default_window(stages, links=links) if wide else []
+        plan = schedule.make_plan(name, stages, micro_batches, 576 // micro_batches, window=window, links=links)
+        return 1 / float(plan.simulate().makespan)
+
+    for stages, micro_batches, *stated in rows:
+        shape = int(stages), int(micro_batches)
+        for gain, link in zip(stated, (1.5, 3.0), strict=True):
+            best = max(
+                rate("gpipe", *shape, link, False), rate("1f1b", *shape, link, False), rate("1f1b", *shape, link, True)
+            )
+            assert f"{rate('async_1f1b', *shape, link, True) / best:.2f}" == gain, (shape, link)
