@@ -18,7 +18,9 @@ enum class Kind : uint8_t {
   stash,            // keep the weights that this micro-batch's forward reads, until its backward
   predict,          // the weights of the next forward, `staleness` steps ahead
   retire,           // waits until a message that was sent has been taken: its memory is free
-  drain,  // nothing is under way on any rank: no message, no activation, no gradient that is not in the weights
+  // Nothing of this rank is under way: no message, no activation, no gradient that is not in the weights. Every rank
+  // has it after the same micro-batch.
+  drain,
 };
 
 enum class Direction : uint8_t { none, activation, gradient };

@@ -21,6 +21,13 @@ void check_shape(const Plan& plan) {
   expect("channel capacities", plan.capacity.size(), plan.request.edges.size() * 2);
   if (!plan.activations.empty()) expect("bounds of activations", plan.activations.size(), stages);
   if (!plan.versions.empty()) expect("bounds of versions", plan.versions.size(), stages);
+  // Before anything is counted for them: a file may promise more micro-batches than anybody has memory for.
+  size_t actions = 0;
+  for (const auto& list : plan.ranks) actions += list.size();
+  const size_t least = static_cast<size_t>(plan.request.total()) * stages * 2;
+  if (actions < least)
+    throw ConfigError(fmt::format("the plan has {} actions: {} micro-batches on {} stages need {} at least", actions,
+                                  plan.request.total(), stages, least));
   for (const int frames : plan.capacity)
     if (frames < 0) throw ConfigError(fmt::format("capacity {}: expected a number from 0", frames));
 }
@@ -91,7 +98,13 @@ void check_bounds(const char* what, const std::vector<int>& counted, const std::
 Verdict check(const Plan& plan) {
   Verdict verdict;
   try {
-    completed(plan.request);
+    const Request request = completed(plan.request);
+    if (request.rank_of_stage != plan.request.rank_of_stage || request.edges != plan.request.edges ||
+        request.last_batch != plan.request.last_batch || request.window != plan.request.window) {
+      Plan whole = plan;
+      whole.request = request;
+      return check(whole);
+    }
     check_shape(plan);
     for (size_t rank = 0; rank < plan.ranks.size(); ++rank) check_list(plan, rank);
     check_channels(plan);

@@ -74,6 +74,20 @@ TEST(Checker, bounds_are_kept) {
   EXPECT_EQ(check(plan).error, "stage 1: 2 micro-batches are alive at once: expected at most 1");
 }
 
+TEST(Checker, a_plan_that_promises_more_than_its_lists_hold_is_refused_before_memory_is_taken) {
+  Plan plan = make_plan(chain("1f1b", 2, 2));
+  plan.request.batches = 1'000'000;
+  EXPECT_EQ(check(plan).error, "the plan has 24 actions: 2000000 micro-batches on 2 stages need 8000000 at least");
+  plan.request.batches = 10'000'000'000;
+  EXPECT_EQ(check(plan).error, "batches=10000000000: expected 1 to 5000000");
+}
+
+TEST(Checker, what_a_request_leaves_out_is_filled_in) {
+  Plan plan = make_plan(chain("1f1b", 2, 2));
+  plan.request = chain("1f1b", 2, 2);
+  EXPECT_EQ(check(plan).error, "");
+}
+
 TEST(Checker, errors_name_rank_place_action_and_what_is_missing) {
   const Plan right = make_plan(chain("1f1b", 2, 2));
   const auto without = [&](size_t rank, size_t index) {

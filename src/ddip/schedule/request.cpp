@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kMostStages = 4096;
 constexpr int64_t kMostMicroBatches = 10'000'000;
+constexpr int64_t kMostWork = 5'000'000;  // micro-batches times stages: a list of about a gigabyte
 
 void require_range(const char* name, int64_t value, int64_t least, int64_t most) {
   if (value < least || value > most)
@@ -173,6 +174,9 @@ Request completed(Request request) {
   require_range("last_batch", request.last_batch, 0, request.micro_batches);
   require_range("accumulate", request.accumulate, 1, kMostMicroBatches);
   if (request.last_batch == 0) request.last_batch = request.micro_batches;
+  if (request.total() > kMostWork / request.stages)
+    throw ConfigError(fmt::format("{} micro-batches on {} stages: a plan has at most {} of both together; cut the run",
+                                  request.total(), request.stages, kMostWork));
   check_ranks(request);
   check_edges(request);
   check_window(request);
