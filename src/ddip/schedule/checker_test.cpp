@@ -88,6 +88,28 @@ TEST(Checker, what_a_request_leaves_out_is_filled_in) {
   EXPECT_EQ(check(plan).error, "");
 }
 
+TEST(Checker, messages_that_come_in_another_order_than_they_are_received_are_refused) {
+  // Each rank's list is sound for itself: both forwards have run before the second micro-batch is sent first.
+  Plan plan = make_plan(chain("gpipe", 2, 2));
+  auto& first = plan.ranks[0];
+  ASSERT_EQ(first[1].kind, Kind::send);
+  ASSERT_EQ(first[2].kind, Kind::forward);
+  ASSERT_EQ(first[3].kind, Kind::send);
+  const Action early = first[1];
+  first[1] = first[2];
+  first[2] = first[3];
+  first[3] = early;
+  std::vector<size_t> retires;
+  for (size_t index = 0; index < first.size(); ++index)
+    if (first[index].kind == Kind::retire) retires.push_back(index);
+  ASSERT_EQ(retires.size(), 2u);
+  std::swap(first[retires[0]], first[retires[1]]);
+  EXPECT_EQ(
+      check(plan).error,
+      "rank 1, action 0 (receive activation stage=1 micro_batch=0 edge=0): what comes is micro-batch 1, from rank "
+      "0, action 2");
+}
+
 TEST(Checker, errors_name_rank_place_action_and_what_is_missing) {
   const Plan right = make_plan(chain("1f1b", 2, 2));
   const auto without = [&](size_t rank, size_t index) {

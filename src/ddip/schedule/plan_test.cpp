@@ -65,16 +65,32 @@ TEST(Plan, orders_are_those_of_the_textbook) {
   EXPECT_EQ(computations(split, 2), "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3 S ");
 }
 
+// "F0.1 B2.0": what a rank computes, stage and micro-batch.
+std::string work_of_rank(const Plan& plan, size_t rank) {
+  std::string text;
+  for (const Action& action : plan.ranks[rank])
+    if (action.kind == Kind::forward || action.kind == Kind::backward)
+      text += (action.kind == Kind::forward ? "F" : "B") + std::to_string(action.stage) + "." +
+              std::to_string(action.micro_batch) + " ";
+  return text;
+}
+
 TEST(Plan, interleaved_passes_groups_of_micro_batches_through_a_ranks_stages) {
   Request request = request_for("interleaved", 4, 4);
   request.rank_of_stage = {0, 1, 0, 1};
-  const Plan plan = make_plan(request);
-  std::string first;
-  for (const Action& action : plan.ranks[0])
-    if (action.kind == Kind::forward || action.kind == Kind::backward)
-      first += (action.kind == Kind::forward ? "F" : "B") + std::to_string(action.stage) + "." +
-               std::to_string(action.micro_batch) + " ";
-  EXPECT_EQ(first, "F0.0 F0.1 F2.0 F2.1 F0.2 B2.0 F0.3 B2.1 F2.2 B0.0 F2.3 B0.1 B2.2 B2.3 B0.2 B0.3 ");
+  EXPECT_EQ(work_of_rank(make_plan(request), 0),
+            "F0.0 F0.1 F2.0 F2.1 F0.2 B2.0 F0.3 B2.1 F2.2 B0.0 F2.3 B0.1 B2.2 B2.3 B0.2 B0.3 ");
+}
+
+TEST(Plan, stages_that_share_a_rank_take_turns_backward_first) {
+  Request request = request_for("1f1b", 2, 2);
+  request.rank_of_stage = {0, 0};
+  EXPECT_EQ(work_of_rank(make_plan(request), 0), "F0.0 F1.0 B1.0 F0.1 B0.0 F1.1 B1.1 B0.1 ");
+  // What cannot begin yet does not keep the rank from something that can: stage 2 waits for a slow link.
+  request = request_for("1f1b", 3, 2);
+  request.rank_of_stage = {0, 1, 0};
+  request.costs.links = {5, 5};
+  EXPECT_EQ(work_of_rank(make_plan(request), 0), "F0.0 F0.1 F2.0 B2.0 F2.1 B2.1 B0.0 B0.1 ");
 }
 
 TEST(Plan, staleness_counts_the_steps_between_a_forward_and_its_backward) {
