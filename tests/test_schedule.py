@@ -114,14 +114,16 @@ def test_the_pictures_of_the_page_are_what_the_plans_are_now() -> None:
 def test_the_python_of_the_page_prints_what_it_says() -> None:
     page = (ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8")
     section = page.split("\n## A plan is data\n")[1].split("\n## ")[0]
-    source = "\n".join(re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL))
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    source = "\n".join(body for language, body in blocks if language == "python")
     promised = re.findall(r"print\(.*\)\s+# (\[.*?\])(?=: by|$)", source, re.MULTILINE)
+    promised += [body.rstrip("\n") for language, body in blocks if not language]
     assert len(promised) == 4
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(source, "docs/pipeline.md", "exec"), {})
     for text in promised:
-        assert text in printed.getvalue().splitlines()
+        assert f"{text}\n" in printed.getvalue()
 
 
 def test_the_gains_that_the_page_states_are_those_of_the_simulator() -> None:
