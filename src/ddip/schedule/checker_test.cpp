@@ -42,11 +42,12 @@ TEST(Checker, a_skip_to_the_last_stage_needs_more_than_two_buffers_at_full_speed
     Request request = chain("async_1f1b", stages, 64);
     for (int stage = 0; stage + 1 < stages; ++stage) request.edges.push_back({stage, stage + 1});
     request.edges.push_back({0, stages - 1});
-    Plan plan = make_plan(request);
+    const Plan plan = make_plan(request);
     const Verdict verdict = check(plan);
     ASSERT_EQ(verdict.error, "");
     EXPECT_TRUE(verdict.stall_free);
     EXPECT_EQ(verdict.frames[static_cast<size_t>(stages - 1) * 2], stages - 1);
+    EXPECT_EQ(plan.capacity[static_cast<size_t>(stages - 1) * 2], stages) << "one more than full speed needs";
     request.capacity.assign(static_cast<size_t>(stages) * 2, 2);
     const Verdict twice = check(make_plan(request));
     EXPECT_FALSE(twice.stall_free);
