@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ddip/launch/testing/one_line.h"
+#include "ddip/base/testing/one_line.h"
 
 namespace ddip::launch::local {
 namespace {

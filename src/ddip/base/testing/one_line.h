@@ -7,7 +7,7 @@
 
 #include "ddip/base/error.h"
 
-namespace ddip::launch {
+namespace ddip {
 
 template <class Call>
 std::string config_error(Call&& call) {
@@ -23,4 +23,4 @@ std::string config_error(Call&& call) {
   return "";
 }
 
-}  // namespace ddip::launch
+}  // namespace ddip
