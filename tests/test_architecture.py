@@ -27,6 +27,7 @@ ARROWS: dict[str, set[str]] = {
     "schedule": {"base"},
     "pipeline": {"staleness", "schedule"},
     "checkpoint": {"base"},
+    "partition": {"base"},
     "data": {"base"},
     "parquet_events": {"data"},
     "models": {"data_parallel", "data", "checkpoint"},
@@ -50,6 +51,7 @@ WITHOUT_TORCH = {
     "data",
     "parquet_events",
     "checkpoint",
+    "partition",
     "schedule",
 }
 
