@@ -9,6 +9,7 @@ void bind_communicator(pybind11::module_& module);
 void bind_data(pybind11::module_& module);
 void bind_data_parallel(pybind11::module_& module);
 void bind_models(pybind11::module_& module);
+void bind_partition(pybind11::module_& module);
 void bind_pipeline(pybind11::module_& module);
 void bind_schedule(pybind11::module_& module);
 void bind_staleness(pybind11::module_& module);

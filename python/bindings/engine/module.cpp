@@ -52,6 +52,7 @@ PYBIND11_MODULE(_engine, module) {
   bind_data(module);
   bind_data_parallel(module);
   bind_models(module);
+  bind_partition(module);
   bind_schedule(module);
   bind_staleness(module);
   bind_pipeline(module);

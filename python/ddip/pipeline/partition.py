@@ -1,0 +1,58 @@
+"""From a model to a plan of stages, in memory or in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ddip._engine import PartitionCosts, PartitionPlan, Placement
+from ddip.errors import ConfigError
+from ddip.pipeline.profile import profile
+from ddip.pipeline.trace import Traced
+
+PLACEMENTS = {"single": Placement.single, "mixed": Placement.mixed, "mirrored": Placement.mirrored}
+LARGEST_FILE = 64 << 20
+
+
+def plan_for(
+    traced: Traced,
+    inputs: tuple[Any, ...],
+    devices: int,
+    *,
+    placement: str = "single",
+    memory_cap: int = 0,
+    recompute: bool = False,
+    link_bytes_per_ms: float = 0.0,
+    name: str = "",
+    times: int = 3,
+    seed: int = 0,
+) -> PartitionPlan:
+    """The model measured and cut. `inputs`: one micro-batch. `placement`: one stage per device (single), several that are
+    not adjacent (mixed), or the way in and out through the devices, so that no skip crosses a link (mirrored).
+    `memory_cap`: bytes of one device. `link_bytes_per_ms`: 0 means links cost nothing."""
+    if placement not in PLACEMENTS:
+        raise ConfigError(f"placement={placement!r} is unknown, one of {', '.join(PLACEMENTS)} was expected")
+    if devices < 1:
+        raise ConfigError(f"{devices} stages; expected at least one")
+    costs = PartitionCosts(link_bytes_per_ms, recompute, memory_cap)
+    graph = profile(traced, inputs, times=times)
+    return PartitionPlan(name or type(traced.model).__name__, graph, devices, costs, PLACEMENTS[placement], seed)
+
+
+def read_plan(path: str | Path, traced: Traced | None = None, inputs: tuple[Any, ...] | None = None) -> PartitionPlan:
+    """A plan that somebody may have edited. With the traced model and a micro-batch it is also checked that the plan is
+    for this model: layers, edges and shapes."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(LARGEST_FILE + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+    if len(text) > LARGEST_FILE:
+        raise ConfigError(f"{path}: it is longer than any plan")
+    plan = PartitionPlan.read(text, str(path))
+    if traced is not None and inputs is not None:
+        try:
+            plan.check_is_for(profile(traced, inputs, times=0))
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+    return plan
