@@ -86,8 +86,14 @@ BAD = [
     (["frobnicate"], "ddip frobnicate: there is no such command; ddip --help lists the commands"),
     (["--hlep"], "ddip --hlep: there is no such flag; ddip --help lists the commands"),
     (
-        ["partition", "x"],
-        "ddip partition: this command comes in a later release; ddip --help lists those that are there",
+        ["study", "x"],
+        "ddip study: this command comes in a later release; ddip --help lists those that are there",
+    ),
+    (["partition", "x"], "ddip partition: expected one FILE.py:FACTORY"),
+    (["partition", "x.py:f", "--out", "p"], "ddip partition: expected --stages"),
+    (
+        ["partition", "x.py:f", "--stages", "0", "--out", "p"],
+        "ddip partition --stages 0: expected a number of stages from 1 to 4096",
     ),
     (["ls", "x"], "ddip ls x: expected flags only; ddip ls -h lists them"),
     (["ls", "--jsn"], "ddip ls --jsn: there is no such flag; did you mean --json?"),

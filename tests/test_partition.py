@@ -18,7 +18,6 @@ pytest.importorskip("torch")
 
 import torch  # noqa: E402
 from ddip._engine import PartitionPlan, check_partition_world  # noqa: E402
-from ddip.pipeline import partition_command  # noqa: E402
 from ddip.pipeline.partition import plan_for, read_plan  # noqa: E402
 from ddip.pipeline.profile import bytes_of, profile, shape_of  # noqa: E402
 from ddip.pipeline.split import split  # noqa: E402
@@ -27,6 +26,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import ddip as library  # noqa: E402
+from ddip.pipeline import partition_command  # noqa: E402
 
 UNET = ROOT / "examples" / "unet_pipeline.py"
 

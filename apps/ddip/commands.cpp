@@ -16,6 +16,7 @@ const std::vector<Command>& commands() {
       {"run", run, run_flags()},
       {"data", data, data_flags()},
       {"unet", unet, unet_flags()},
+      {"partition", partition, partition_flags()},
       {"replay", replay, replay_flags()},
       {"doctor", doctor, doctor_flags()},
       {"completion", completion, completion_flags()},

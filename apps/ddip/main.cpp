@@ -32,7 +32,7 @@ std::vector<std::string> names() {
 }
 
 [[noreturn]] void refuse_command(const std::string& name) {
-  const std::vector<std::string> later = {"partition", "study"};
+  const std::vector<std::string> later = {"study"};
   const std::string place = "ddip " + launch::shown(name) + ": ";
   if (std::find(later.begin(), later.end(), name) != later.end()) {
     throw ConfigError(place + "this command comes in a later release; ddip --help lists those that are there");
