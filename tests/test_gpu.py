@@ -200,3 +200,23 @@ def test_nccl_is_refused_where_ranks_share_a_gpu() -> None:
         group.run("import ddip\ntry: ddip.comm('nccl')\nexcept ddip.ConfigError as error: said = str(error)")
         line = "backend='nccl' needs one GPU per rank, and ranks 0 and 1 share one: shm lets them"
         assert group.pull("said", rank="all") == [line] * 2
+
+
+# --- a pipeline whose stages share one GPU
+
+
+@pytest.mark.parametrize(("schedule", "staleness"), [("1f1b", "none"), ("gpipe", "none")])
+def test_stages_on_one_gpu_train_like_one_process(schedule: str, staleness: str) -> None:
+    with ddip.Group(workers=2, gpus=[0], name="gpu-pipeline") as group:
+        group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r}); import pipelines as p\nimport ddip, torch")
+        for result in group.run(f"p.synchronous({schedule!r}, 2, 4, last=7, staleness={staleness!r})"):
+            assert result.value < 1e-12
+
+
+def test_an_asynchronous_pipeline_on_one_gpu_predicts_and_learns() -> None:
+    with ddip.Group(workers=2, gpus=[0], name="gpu-async") as group:
+        group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r}); import pipelines as p\nimport ddip, torch")
+        group.run("pipe = p.pipe_of([part.to(ddip.device()) for part in p.mlp(2)], staleness='msnag', recompute=True)")
+        losses = group.run("pipe.run(p.data(1, 12) * 60).losses")[0].value
+        assert losses[-1] < 0.8 * losses[0]
+        assert group.run("pipe.versions[ddip.rank()].version")[0].value == 240
