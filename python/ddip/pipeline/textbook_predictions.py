@@ -169,4 +169,6 @@ def _factors(group: Group, memory: Memory, steps: int, rates: list[float]) -> li
 def _denominator(group: Group, second: Tensor, steps: int, decayed_by: int) -> Tensor:
     beta2 = group.betas[1]
     fade = beta2**decayed_by if decayed_by > 0 else 1.0
-    return second.sqrt().mul_(math.sqrt(fade / (1.0 - beta2 ** (steps + decayed_by)))).add_(group.eps)
+    # The nearest float: torch's own root of floats is not always that on a CPU.
+    root = second.double().sqrt().to(second.dtype)
+    return root.mul_(math.sqrt(fade / (1.0 - beta2 ** (steps + decayed_by)))).add_(group.eps)
