@@ -37,6 +37,7 @@ def loss(out, y):
 def sgd(parameters):
     return torch.optim.SGD(parameters, 1e-3, momentum=0.9)
 
+torch.manual_seed(1)
 x, y = torch.randn(M * SIZE, WIDTH), torch.randn(M * SIZE, WIDTH)
 
 def theirs(schedule, group):

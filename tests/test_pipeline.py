@@ -76,6 +76,12 @@ def test_a_stage_that_raises_ends_all_stages_with_one_error_that_names_it(two: d
     assert len(losses[0].value) == 3 and losses[0].value == losses[1].value
 
 
+def test_a_stage_that_raises_is_heard_also_when_all_channels_are_full(two: ddip.Group) -> None:
+    first, last = two.run("p.failing_at_once()")
+    assert last.value == "no more today"
+    assert "stage 1 (FailsAt), forward of micro-batch 0 (rank 1): ValueError: no more today" in first.value
+
+
 def test_memory_and_descriptors_stay_as_they_are_over_ten_thousand_micro_batches(two: ddip.Group) -> None:
     for result in two.run("p.many(1250)"):
         growth, descriptors = result.value

@@ -249,3 +249,16 @@ def resumed(path: str, schedule: str, staleness: str, rule: str) -> float:
     again.run(batches[3:])
     assert furthest(middle, whole.state_dict()) > 1e-4
     return furthest(whole.state_dict(), again.state_dict())
+
+
+def failing_at_once() -> str:
+    """The last stage fails in its first forward while the first one has many large messages on their way."""
+    wide = torch.nn.Sequential(torch.nn.Linear(6, 8192), torch.nn.Tanh()).double()
+    last = FailsAt(1)
+    last.inner = torch.nn.Linear(8192, 3).double()
+    pipe = pipe_of([wide, last], "gpipe", micro_batches=12)
+    try:
+        pipe.run(data(3, 24))
+    except Exception as error:  # noqa: BLE001
+        return str(error)
+    return "nothing"

@@ -73,7 +73,6 @@ class Receiver {
 
   // So many messages will come before the next call: receives for them are posted as far as there are frames.
   void expect(int64_t messages) { expected_ += messages; }
-  // Throws StageFailed if the sender has failed.
   Message receive(const Poll& poll);
 
   int64_t posted() const { return posted_; }

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <chrono>
+#include <set>
 
 #include "ddip/base/error.h"
 #include "ddip/pipeline/fingerprint.h"
@@ -17,6 +19,16 @@ using schedule::Kind;
 
 // Above what people use for messages of their own.
 constexpr int kFirstTag = 1 << 20;
+
+// Every pipeline has tags of its own: a receive that an earlier one has left posted must not take its messages. Ranks
+// may have made different numbers of them, if one failed.
+int first_tag(tensors::Communicator& ranks, int tags) {
+  static std::atomic<int64_t> next{kFirstTag};
+  at::Tensor first = at::full({1}, next.load(), at::kLong);
+  ranks.all_reduce(first, comm::Reduction::max);
+  next = first.item<int64_t>() + tags;
+  return static_cast<int>(first.item<int64_t>());
+}
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -68,7 +80,10 @@ Executor::Executor(std::shared_ptr<tensors::Communicator> ranks, std::vector<Sta
       stages_(std::move(stages)),
       edges_(std::move(edges)),
       rank_of_stage_(std::move(rank_of_stage)),
-      poll_(std::move(poll)) {
+      interrupted_(std::move(poll)),
+      poll_([this] { this->poll(); }) {
+  const int tags = first_tag(*ranks_, static_cast<int>(edges_.size()) * 2 * kTagsOfAChannel + 1);
+  std::set<int> neighbours;
   for (size_t edge = 0; edge < edges_.size(); ++edge) {
     int from = rank_of_stage_.at(static_cast<size_t>(edges_[edge].from));
     int to = rank_of_stage_.at(static_cast<size_t>(edges_[edge].to));
@@ -76,11 +91,19 @@ Executor::Executor(std::shared_ptr<tensors::Communicator> ranks, std::vector<Sta
     for (bool gradient : {false, true}) {
       size_t channel = schedule::channel_of(static_cast<int>(edge), gradient);
       int sender = gradient ? to : from, receiver = gradient ? from : to;
-      int tag = kFirstTag + static_cast<int>(channel) * kTagsOfAChannel;
+      int tag = tags + 1 + static_cast<int>(channel) * kTagsOfAChannel;
       if (ranks_->rank() == sender) senders_.try_emplace(channel, ranks_, Address{receiver, tag}, frames.at(channel));
       if (ranks_->rank() == receiver) receivers_.try_emplace(channel, ranks_, Address{sender, tag}, frames.at(channel));
+      if (ranks_->rank() == sender) neighbours.insert(receiver);
+      if (ranks_->rank() == receiver) neighbours.insert(sender);
     }
   }
+  alarms_ = std::make_unique<Alarms>(ranks_, std::vector<int>(neighbours.begin(), neighbours.end()), tags);
+}
+
+void Executor::poll() {
+  if (interrupted_) interrupted_();
+  alarms_->check();
 }
 
 Stage& Executor::stage(int index) {
@@ -116,7 +139,7 @@ Record Executor::run(const std::vector<Action>& actions, const RunOptions& optio
     auto start = std::chrono::steady_clock::now();
     for (const Action& action : actions) {
       now = &action;
-      if (poll_) poll_();
+      poll();
       Done done{.action = action, .begin = seconds_since(start)};
       execute(action, done);
       done.end = seconds_since(start);
@@ -130,7 +153,8 @@ Record Executor::run(const std::vector<Action>& actions, const RunOptions& optio
     fail(failure.what());
     throw;
   } catch (const std::exception& failure) {
-    fail(fmt::format("{} (rank {}): {}", now ? place(*now) : "the pipeline", ranks_->rank(), first_line(failure.what())));
+    fail(fmt::format("{} (rank {}): {}", now ? place(*now) : "the pipeline", ranks_->rank(),
+                     first_line(failure.what())));
     throw;
   }
   agree("");
@@ -370,7 +394,6 @@ void Executor::step(const Action& action, Done& done) {
 
 void Executor::fail(const std::string& why) {
   try {
-    for (auto& [channel, sender] : senders_) sender.send({.micro_batch = -1, .error = why}, poll_);
     agree(why);
   } catch (const std::exception&) {
     // What went wrong first is what is thrown.
@@ -386,6 +409,7 @@ void Executor::reset() {
 }
 
 void Executor::agree(const std::string& why) {
+  if (!why.empty()) alarms_->raise(why);
   size_t channels = edges_.size() * 2;
   at::Tensor table = at::zeros({static_cast<int64_t>(1 + 2 * channels)}, at::kLong);
   auto* cells = table.mutable_data_ptr<int64_t>();
@@ -394,8 +418,10 @@ void Executor::agree(const std::string& why) {
   for (const auto& [channel, receiver] : receivers_) cells[1 + channels + channel] = receiver.posted();
   ranks_->all_reduce(table);
   if (cells[0] == 0) return;
-  for (auto& [channel, sender] : senders_) sender.level(cells[1 + channels + channel], poll_);
-  for (auto& [channel, receiver] : receivers_) receiver.level(cells[1 + channel], poll_);
+  if (why.empty()) alarms_->raise("");  // every rank does, so that all of them know how many come
+  for (auto& [channel, sender] : senders_) sender.level(cells[1 + channels + channel], interrupted_);
+  for (auto& [channel, receiver] : receivers_) receiver.level(cells[1 + channel], interrupted_);
+  alarms_->settle(interrupted_);
   constexpr int64_t kText = 1024;
   at::Tensor text = at::zeros({kText}, at::kByte);
   why.copy(reinterpret_cast<char*>(text.mutable_data_ptr<uint8_t>()), kText - 1);

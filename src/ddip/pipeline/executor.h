@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "ddip/pipeline/alarm.h"
 #include "ddip/pipeline/border.h"
 #include "ddip/pipeline/channel.h"
 #include "ddip/pipeline/record.h"
@@ -30,7 +31,7 @@ struct RunOptions {
 
 class Executor {
  public:
-  // All ranks, with the same edges. `rank_of_stage` by stage; `frames` by channel: what may be under way.
+  // All ranks together, with the same edges. `rank_of_stage` by stage; `frames` by channel: what may be under way.
   Executor(std::shared_ptr<tensors::Communicator> ranks, std::vector<Stage> stages, std::vector<schedule::Edge> edges,
            std::vector<int> rank_of_stage, std::vector<int> frames, Poll poll);
 
@@ -69,6 +70,7 @@ class Executor {
   void step(const schedule::Action& action, Done& done);
 
   void prepare(const std::vector<schedule::Action>& actions);
+  void poll();
   void fail(const std::string& why);
   void agree(const std::string& why);
   void reset();
@@ -78,7 +80,9 @@ class Executor {
   std::vector<Stage> stages_;
   const std::vector<schedule::Edge> edges_;
   const std::vector<int> rank_of_stage_;
-  const Poll poll_;
+  const Poll interrupted_;
+  const Poll poll_;  // interrupts and alarms
+  std::unique_ptr<Alarms> alarms_;
   std::map<size_t, Sender> senders_;      // by channel
   std::map<size_t, Receiver> receivers_;  // likewise
   // of one run

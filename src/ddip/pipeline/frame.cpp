@@ -10,7 +10,7 @@ namespace ddip::pipeline {
 namespace {
 
 constexpr uint32_t kMagic = 0x70696464;  // "ddip"
-enum Kind : uint32_t { a_value, an_error, blank };
+enum Kind : uint32_t { a_value, blank };
 
 // Vector instructions like it, and so does a tensor of any type.
 constexpr size_t kAlignment = 64;
@@ -42,13 +42,9 @@ size_t span_bytes(const Layout& layout) {
 
 Packed measure(const Message& message) {
   Packed packed;
-  if (!message.error.empty()) {
-    packed.structure = message.error.substr(0, kLeastFrame - kHeaderBytes);
-  } else {
-    Value whole = with_tensors(message.value, in_one_piece);
-    packed.tensors = tensors_of(whole);
-    packed.structure = encode_structure(whole);
-  }
+  Value whole = with_tensors(message.value, in_one_piece);
+  packed.tensors = tensors_of(whole);
+  packed.structure = encode_structure(whole);
   packed.bytes = kHeaderBytes + body_bytes(packed);
   return packed;
 }
@@ -71,7 +67,7 @@ void write_body(const Packed& packed, std::byte* out) {
 void write_frame(const Message& message, const Packed& packed, size_t capacity, std::byte* out) {
   bool fits = packed.bytes <= capacity;
   put_header({.magic = kMagic,
-              .kind = message.error.empty() ? a_value : an_error,
+              .kind = a_value,
               .micro_batch = message.micro_batch,
               .count = message.count,
               .fingerprint = message.fingerprint,
@@ -95,10 +91,6 @@ Header read_header(const std::byte* frame) {
 Message read_frame(const Header& header, const std::shared_ptr<std::byte>& body) {
   Message message{.micro_batch = header.micro_batch, .count = header.count, .fingerprint = header.fingerprint};
   std::string_view structure(reinterpret_cast<const char*>(body.get()), header.structure);
-  if (header.kind == an_error) {
-    message.error = structure;
-    return message;
-  }
   size_t offset = aligned(header.structure);
   message.value = decode_structure(structure, [&](const Layout& layout) {
     size_t bytes = span_bytes(layout);

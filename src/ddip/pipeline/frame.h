@@ -15,11 +15,10 @@ struct Message {
   double count = 0;  // samples, or what the loss was a sum over; 0: the micro-batch is empty, and so is the value
   uint64_t fingerprint = 0;  // of the inputs it began with; 0: not known
   Value value;
-  std::string error;  // not empty: the sender has failed, and this is why
 };
 
 constexpr size_t kHeaderBytes = 64;
-// No frame is smaller: an error must fit.
+// No frame is smaller: small messages then fit whatever they are.
 constexpr size_t kLeastFrame = 4096;
 
 struct Packed {

@@ -65,13 +65,6 @@ TEST(Frame, TensorsKeepTheMemoryTheyLieIn) {
   EXPECT_TRUE(at::equal(kept, at::arange(100.0)));  // the address sanitizer looks at this
 }
 
-TEST(Frame, AnErrorIsAnError) {
-  Message found = through_a_frame({.micro_batch = -1, .error = "stage 1: no"}, kLeastFrame);
-  EXPECT_EQ(found.error, "stage 1: no");
-  std::string endless(100000, 'x');
-  EXPECT_LT(measure({.error = endless}).bytes, kLeastFrame + kHeaderBytes);
-}
-
 TEST(Frame, BrokenBytesAreRefusedAndNothingIsReadBehindThem) {
   Message sent{.value = everything()};
   Packed packed = measure(sent);

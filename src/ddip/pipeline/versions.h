@@ -23,9 +23,13 @@ struct Used {
 
 // What a backward used.
 struct ReadBack {
-  enum class From { forward, truth, policy } from = From::truth;  // what the forward used; the newest; what the policy wrote
-  int64_t version = 0;                                            // the newest at that moment
-  std::vector<std::vector<double>> rates;                         // if the policy wrote
+  enum class From {
+    forward,
+    truth,
+    policy
+  } from = From::truth;                    // what the forward used; the newest; what the policy wrote
+  int64_t version = 0;                     // the newest at that moment
+  std::vector<std::vector<double>> rates;  // if the policy wrote
 };
 
 class Versions {
@@ -33,8 +37,8 @@ class Versions {
   struct Asks {
     std::function<staleness::Optimizer()> optimizer;                   // as it is now
     std::function<std::vector<std::vector<double>>(int steps)> rates;  // of each group, the next steps'
-    std::function<void(const std::vector<double>& rates)> step;  // the optimizer, once, with these rates
-    std::function<void()> stepped;  // told when the policy is done with the step too
+    std::function<void(const std::vector<double>& rates)> step;        // the optimizer, once, with these rates
+    std::function<void()> stepped;                                     // told when the policy is done with the step too
   };
   // `stage` of `stages`; `mean_staleness` under the plan.
   Versions(std::shared_ptr<Weights> weights, std::shared_ptr<staleness::Policy> policy, Asks asks, int stage,

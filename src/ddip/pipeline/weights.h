@@ -36,9 +36,9 @@ class Weights {
   int64_t label() const { return label_; }
   static constexpr int64_t kNothing = -1;
 
-  std::vector<at::Tensor> slices(const at::Tensor& flat) const;  // one for each parameter
+  std::vector<at::Tensor> slices(const at::Tensor& flat) const;   // one for each parameter
   const std::vector<int64_t>& begins() const { return begins_; }  // where each lies in flat memory; zeros between them
-  int64_t bytes() const;                                         // that live because of us
+  int64_t bytes() const;                                          // that live because of us
 
  private:
   std::vector<at::Tensor> like_;  // the parameters, for their shapes
