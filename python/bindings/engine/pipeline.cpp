@@ -45,12 +45,13 @@ void bind_weights(py::module_& module) {
                        std::function<std::vector<std::vector<double>>(int)> rates,
                        std::function<void(const std::vector<double>&)> step, std::function<void()> stepped, int stage,
                        int stages) {
-             return std::make_shared<Versions>(std::move(weights), std::move(policy),
-                                               Versions::Asks{std::move(optimizer), std::move(rates), std::move(step), std::move(stepped)},
-                                               stage, stages);
+             return std::make_shared<Versions>(
+                 std::move(weights), std::move(policy),
+                 Versions::Asks{std::move(optimizer), std::move(rates), std::move(step), std::move(stepped)}, stage,
+                 stages);
            }),
-           py::arg("weights"), py::arg("policy"), py::arg("optimizer"), py::arg("rates"), py::arg("step"), py::arg("stepped"),
-           py::arg("stage"), py::arg("stages"))
+           py::arg("weights"), py::arg("policy"), py::arg("optimizer"), py::arg("rates"), py::arg("step"),
+           py::arg("stepped"), py::arg("stage"), py::arg("stages"))
       .def_property_readonly("version", &Versions::version)
       .def_property_readonly("kept", &Versions::kept)
       .def("settle", &Versions::settle, Released());
