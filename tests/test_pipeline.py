@@ -201,3 +201,44 @@ def test_batches_that_do_not_fit_are_found_and_not_trained_on(two: ddip.Group, b
         two.run(f"pipe.run({batches})")
     assert said in str(error.value)
     assert two.run("len(pipe.run(p.data(2, 12)).losses)")[0].value == 2
+
+
+# --- skips, stages that share a rank, other backends, mixed precision
+
+
+@pytest.mark.parametrize(
+    ("cut", "placement"),
+    [([4, -1], [0, 1]), ([2, 3, -1], [0, 1, 0]), ([2, 2, 2, -1], [0, 1, 1, 0])],
+    ids=["two", "three", "four"],
+)
+@pytest.mark.parametrize(
+    ("schedule", "staleness"), [("1f1b", "none"), ("async_1f1b", "msnag"), ("async_1f1b", "stash")]
+)
+def test_every_layer_may_be_connected_to_the_last_one(
+    two: ddip.Group, tmp_path: Path, schedule: str, staleness: str, cut: list[int], placement: list[int]
+) -> None:
+    call = f"p.skips_replayed({str(tmp_path / 'ledger')!r}, {schedule!r}, {staleness!r}, {cut!r}, {placement!r})"
+    assert [result.value for result in two.run(call)] == ["identical"] * 2
+
+
+@pytest.mark.parametrize(
+    ("schedule", "cut", "placement"),
+    [("interleaved", [2, 2, 2, -1], [0, 1, 0, 1]), ("zb1", [4, -1], [0, 1]), ("zbv", [2, 2, 2, -1], [0, 1, 1, 0])],
+)
+def test_interleaved_and_zero_bubble_schedules_train_like_one_process(
+    two: ddip.Group, schedule: str, cut: list[int], placement: list[int]
+) -> None:
+    for result in two.run(f"p.skips_in_one_process({schedule!r}, {cut!r}, {placement!r})"):
+        assert result.value < 1e-6
+
+
+def test_a_pipeline_runs_over_gloo(two: ddip.Group) -> None:
+    for result in two.run("p.on_backend('gloo')"):
+        assert result.value < 1e-13
+
+
+@pytest.mark.parametrize(("staleness", "notes"), [("stash", 0), ("msnag", 1)])
+def test_under_autocast_a_policy_without_stash_recomputes(two: ddip.Group, staleness: str, notes: int) -> None:
+    said, first, last = two.run(f"p.mixed({staleness!r})")[0].value
+    assert len([note for note in said if "recompute=True" in note]) == notes
+    assert last < 0.8 * first

@@ -262,3 +262,92 @@ def failing_at_once() -> str:
     except Exception as error:  # noqa: BLE001
         return str(error)
     return "nothing"
+
+
+class AllToLast(torch.nn.Module):
+    """Every layer is connected to the last one, besides the next."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(6, 6) for _ in range(layers)])
+        self.last = torch.nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = x
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+            total = total + x
+        return self.last(total)  # type: ignore[no-any-return]
+
+
+def skipping(layers: int, cut: list[int]) -> Any:
+    """`cut`: how many of the traced layers each stage has; -1: the rest."""
+    from ddip.pipeline.split import split
+    from ddip.pipeline.trace import trace
+
+    torch.manual_seed(4)
+    traced = trace(AllToLast(layers))
+    names = [layer.name for layer in traced.layers]
+    stages, begin = [], 0
+    for count in cut:
+        end = len(names) if count < 0 else begin + count
+        stages.append(names[begin:end])
+        begin = end
+    return split(traced, stages)
+
+
+def skips_replayed(
+    path: str, schedule: str, staleness: str, cut: list[int], placement: list[int], **options: Any
+) -> str:
+    """Skips to the last stage, and stages that share a rank, beside the replay."""
+    from ddip.pipeline.replay import replay
+
+    torch.set_num_threads(1)
+    batches = data(5, 12, 9, torch.float32)
+    loss = torch.nn.functional.mse_loss
+    pipe = ddip.Pipeline(
+        skipping(4, cut), loss=loss, optimizer=sgd, schedule=schedule, staleness=staleness, ledger=path, seed=5,
+        placement=placement, **{"micro_batches": 4, **options},
+    )  # fmt: skip
+    report = pipe.run(batches)
+    weights = pipe.state_dict()
+    evaluated = pipe.evaluate(batches)
+    if ddip.rank() != 0:
+        return "identical"
+    torch.manual_seed(4)
+    plain = AllToLast(4)
+    assert sorted(weights) == sorted(plain.state_dict()), "the model's own names"
+    plain.load_state_dict(weights)
+    expected = [float(loss(plain(x), y)) for x, y in batches]
+    assert all(abs(a - b) < 1e-5 for a, b in zip(expected, evaluated.losses, strict=True)), (expected, evaluated.losses)
+    assert report.losses != evaluated.losses
+    found = replay(path, skipping(4, cut).modules, loss, batches)
+    return found.difference or "identical"
+
+
+def skips_in_one_process(schedule: str, cut: list[int], placement: list[int], **options: Any) -> float:
+    batches = data(5, 12, 9, torch.float32)
+    pipe = ddip.Pipeline(
+        skipping(4, cut), loss=torch.nn.functional.mse_loss, optimizer=sgd, schedule=schedule, placement=placement,
+        **{"micro_batches": 4, **options},
+    )  # fmt: skip
+    pipe.run(batches)
+    torch.manual_seed(4)
+    expected = in_one_process([AllToLast(4)], batches)
+    return furthest({name.removeprefix("0."): tensor for name, tensor in expected.items()}, pipe.state_dict())
+
+
+def on_backend(name: str) -> float:
+    """The same over another communicator."""
+    batches = data(4, 12, 7)
+    pipe = pipe_of(mlp(2), "1f1b", ranks=ddip.comm(name))
+    pipe.run(batches)
+    return furthest(in_one_process(mlp(2), batches), pipe.state_dict())
+
+
+def mixed(staleness: str) -> tuple[list[str], float, float]:
+    """bf16 autocast: (notes, first loss, last loss)."""
+    batches = data(1, 12, dtype=torch.float32) * 60
+    pipe = pipe_of(mlp(2, torch.float32), staleness=staleness, precision="bf16")
+    losses = pipe.run(batches).losses
+    return pipe.notes, losses[0], losses[-1]

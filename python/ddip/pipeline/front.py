@@ -31,6 +31,8 @@ class Pipeline:
     schedule   seq, gpipe, 1f1b, interleaved, zb1, zbv, async_1f1b, virtual_async, 2bw, paci
     staleness  auto, or a policy: none, stash, msnag, … ("msnag+stash"); docs/staleness.md
     optimizer  a function from a list of parameters to an optimizer, called once for each stage
+    ranks      the communicator, ddip.comm() if not given
+    ledger     a file for what was done (docs/ledger.md); program: the "file.py:factory" that replay is to call
     loss       a function of (output, target) that gives the mean over the samples, or (sum, count)
     """
 
@@ -56,10 +58,11 @@ class Pipeline:
         switch_at: int | None = None,
         seed: int = 0,
         placement: Sequence[int] | None = None,
+        ranks: Any = None,
         ledger: str | Path | None = None,
         program: str | None = None,
     ) -> None:
-        self.ranks = comm()
+        self.ranks = comm() if ranks is None else ranks
         self.parts = parts_of(model, stages if stages is not None else self.ranks.world_size)
         self.modules = [part.module for part in self.parts]
         self.placement = list(placement) if placement else [i % self.ranks.world_size for i in range(len(self.modules))]
