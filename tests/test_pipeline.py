@@ -186,6 +186,12 @@ def test_what_cannot_be_is_refused_on_every_rank(two: ddip.Group, arguments: str
         assert said in line and "\n" not in line, line
 
 
+def test_weights_tied_across_stages_are_refused(two: ddip.Group) -> None:
+    two.run("try: p.pipe_of(p.tied()); said = ''\nexcept ddip.ConfigError as error: said = str(error)")
+    for line in two.pull("said", rank="all"):
+        assert line.startswith("weight of stage 0 and weight of stage 1 are one parameter")
+
+
 @pytest.mark.parametrize(
     ("batches", "said"),
     [

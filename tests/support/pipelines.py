@@ -351,3 +351,9 @@ def mixed(staleness: str) -> tuple[list[str], float, float]:
     pipe = pipe_of(mlp(2, torch.float32), staleness=staleness, precision="bf16")
     losses = pipe.run(batches).losses
     return pipe.notes, losses[0], losses[-1]
+
+
+def tied() -> list[torch.nn.Module]:
+    parts = [torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)]
+    parts[1].weight = parts[0].weight
+    return list(parts)

@@ -56,6 +56,24 @@ class Part:
 
 
 def parts_of(model: torch.nn.Module | Sequence[torch.nn.Module] | Split, stages: int) -> list[Part]:
+    parts = made_of(model, stages)
+    refuse_tied(parts)
+    return parts
+
+
+def refuse_tied(parts: list[Part]) -> None:
+    home: dict[int, tuple[int, str]] = {}
+    for stage, part in enumerate(parts):
+        for name, parameter in part.module.named_parameters():
+            first, other = home.setdefault(id(parameter), (stage, name))
+            if first != stage:
+                raise ConfigError(
+                    f"{other} of stage {first} and {name} of stage {stage} are one parameter; weights that are tied across stages "
+                    "are not kept equal: expected them in one stage"
+                )
+
+
+def made_of(model: torch.nn.Module | Sequence[torch.nn.Module] | Split, stages: int) -> list[Part]:
     if hasattr(model, "routes"):
         return parts_of_split(model)
     if isinstance(model, torch.nn.Sequential):

@@ -4,6 +4,7 @@ taken where the optimizer steps, not where the plan says it should."""
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,8 @@ class Writer:
             self.forwards[stage] += 1
             self.staleness[stage].append(done.used.staleness)
             if stage == len(self.pipe.modules) - 1:
-                line["loss"] = losses[action.micro_batch]
+                loss = losses[action.micro_batch]
+                line["loss"] = loss if math.isfinite(loss) else None
             return line
         if action.kind == "backward":
             return {
@@ -96,9 +98,12 @@ class Writer:
         return None
 
     def _seen(self, stage: int, used: Any) -> Json:
+        seen: Json
         if not used.predicted:
-            return {"kind": "true", "version": used.version}
-        seen: Json = {"kind": "predicted", "version": used.version, "rates": self._by_group(stage, used.rates)}
+            seen = {"kind": "true", "version": used.version}
+            # 2bw reads a version that is old already, so that n says more than the steps to come.
+            return seen if self.pipe.request["schedule"] == "2bw" else {**seen, "n": used.staleness}
+        seen = {"kind": "predicted", "version": used.version, "rates": self._by_group(stage, used.rates)}
         if "spectrain" in self.pipe.policy_name:
             seen["distance"] = self._distance(stage, backward=False)
             seen["rates"] = [rates[:1] for rates in seen["rates"]]
