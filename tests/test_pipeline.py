@@ -62,6 +62,22 @@ def test_what_ran_is_computed_again_bit_for_bit(
     assert [result.value for result in two.run(call)] == ["identical"] * 2
 
 
+@pytest.mark.parametrize(
+    ("schedule", "options"),
+    [
+        ("seq", {}), ("gpipe", {}), ("1f1b", {}), ("zb1", {}), ("async_1f1b", {}), ("async_1f1b", {"accumulate": 3, "window": [4, 0]}),
+        ("async_1f1b", {"warmup": 1, "flush_every": 2}), ("async_1f1b", {"switch_at": 2}), ("virtual_async", {"max_staleness": 1}),
+        ("2bw", {"accumulate": 4, "staleness": "stash"}), ("paci", {"accumulate": 4, "staleness": "none"}),
+    ],
+)  # fmt: skip
+def test_modules_and_optimizers_see_what_the_plan_says_in_its_order(
+    two: ddip.Group, schedule: str, options: dict[str, object]
+) -> None:
+    for result in two.run(f"p.trace_and_plan({schedule!r}, **{options!r})"):
+        seen, planned = result.value
+        assert len(seen) >= 36 and seen == planned
+
+
 # --- failures
 
 

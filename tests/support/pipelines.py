@@ -357,3 +357,38 @@ def tied() -> list[torch.nn.Module]:
     parts = [torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)]
     parts[1].weight = parts[0].weight
     return list(parts)
+
+
+class Logged(torch.nn.Module):
+    """Writes down by itself which micro-batch goes forward and backward: its number travels in the samples."""
+
+    def __init__(self, inner: torch.nn.Module, log: list[tuple[str, int]], first: bool, last: bool) -> None:
+        super().__init__()
+        self.inner, self.log, self.first, self.last = inner, log, first, last
+
+    def forward(self, given: Any) -> Any:
+        x, tag = (given, given[:, 0].long()) if self.first else given
+        k = int(tag[0])
+        self.log.append(("forward", k))
+        out = self.inner(x)
+        out.register_hook(lambda _: self.log.append(("backward", k)))
+        return out if self.last else (out, tag)
+
+
+def trace_and_plan(schedule: str, **options: Any) -> tuple[list[Any], list[Any]]:
+    """What modules and optimizer of this rank's stage saw, and what the plan says."""
+    log: list[tuple[str, int]] = []
+    parts: list[torch.nn.Module] = [Logged(part, log, index == 0, index == 1) for index, part in enumerate(mlp(2))]
+    batches = data(4, 12)
+    for number, (x, _) in enumerate(batches):
+        x[:, 0] = torch.arange(12) // 3 + 4 * number
+    pipe = pipe_of(parts, schedule, **options)
+    for stepping in pipe.steppings.values():
+        stepping.optimizer.register_step_post_hook(lambda *_: log.append(("step", 0)))
+    pipe.run(batches)
+    planned = [
+        (action.kind, 0 if action.kind == "step" else action.micro_batch)
+        for action in pipe.plan.ranks[ddip.rank()]
+        if action.kind in ("forward", "backward", "step")
+    ]
+    return log, planned
