@@ -264,3 +264,14 @@ def test_under_autocast_a_policy_without_stash_recomputes(two: ddip.Group, stale
     said, first, last = two.run(f"p.mixed({staleness!r})")[0].value
     assert len([note for note in said if "recompute=True" in note]) == notes
     assert last < 0.8 * first
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_shapes_may_change_from_batch_to_batch(two: ddip.Group, schedule: str) -> None:
+    for result in two.run(f"p.changing_shapes({schedule!r})"):
+        assert result.value < 1e-13
+
+
+def test_targets_cross_no_link(two: ddip.Group) -> None:
+    narrow, wide = two.run("(p.bytes_with_targets_of(3), p.bytes_with_targets_of(30000))")[0].value
+    assert narrow == wide and min(narrow) > 0

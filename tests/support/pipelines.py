@@ -392,3 +392,49 @@ def trace_and_plan(schedule: str, **options: Any) -> tuple[list[Any], list[Any]]
         if action.kind in ("forward", "backward", "step")
     ]
     return log, planned
+
+
+class Mean(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean(1)
+
+
+def of_any_length() -> list[torch.nn.Module]:
+    torch.manual_seed(2)
+    first = torch.nn.Sequential(torch.nn.Linear(6, 40), torch.nn.Tanh())
+    last = torch.nn.Sequential(torch.nn.Linear(40, 3), Mean())
+    return [first.double(), last.double()]
+
+
+def changing_shapes(schedule: str) -> float:
+    """Sequences whose length changes from batch to batch: shorter and longer than the first."""
+    generator = torch.Generator().manual_seed(8)
+    batches = [
+        (
+            torch.randn(8, length, 6, generator=generator, dtype=torch.float64),
+            torch.randn(8, 3, generator=generator, dtype=torch.float64),
+        )
+        for length in (5, 1, 60, 7, 200, 5)
+    ]
+    pipe = pipe_of(of_any_length(), schedule)
+    expected = torch.nn.Sequential(*of_any_length())
+    optimizer = sgd(list(expected.parameters()))
+    pipe.run(batches)
+    for x, y in batches:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(expected(x), y).backward()
+        optimizer.step()
+    return furthest(expected.state_dict(), pipe.state_dict())
+
+
+def bytes_with_targets_of(width: int) -> list[int]:
+    """Bytes that each stage sends."""
+    batches = [(x, torch.nn.functional.pad(y, (0, width - 3))) for x, y in data(3, 12)]
+    pipe = ddip.Pipeline(
+        mlp(2),
+        loss=lambda out, y: torch.nn.functional.mse_loss(out, y[:, :3]),
+        optimizer=sgd,
+        schedule="1f1b",
+        micro_batches=4,
+    )
+    return [stage.bytes_sent for stage in pipe.run(batches).stages]
