@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -275,3 +276,15 @@ def test_shapes_may_change_from_batch_to_batch(two: ddip.Group, schedule: str) -
 def test_targets_cross_no_link(two: ddip.Group) -> None:
     narrow, wide = two.run("(p.bytes_with_targets_of(3), p.bytes_with_targets_of(30000))")[0].value
     assert narrow == wide and min(narrow) > 0
+
+
+def test_predictions_use_the_rates_that_the_scheduler_really_comes_to(two: ddip.Group, tmp_path: Path) -> None:
+    assert [result.value for result in two.run(f"p.scheduled({str(tmp_path / 'ledger')!r})")] == ["identical"] * 2
+    lines = [json.loads(line) for line in (tmp_path / "ledger").read_text().splitlines()[1:]]
+    first = [line for line in lines if line["stage"] == 0]
+    came = {line["step"]: line["rates"][0] for line in first if line["kind"] == "step"}
+    looked = [line["weights"] for line in first if line["kind"] == "forward" and line["weights"]["kind"] == "predicted"]
+    assert max(seen["n"] for seen in looked) == 3 and len(set(came.values())) == len(came)
+    for seen in looked:
+        ahead = [came[seen["version"] + k] for k in range(1, seen["n"] + 1) if seen["version"] + k in came]
+        assert seen["rates"][0][: len(ahead)] == pytest.approx(ahead, rel=1e-12)

@@ -438,3 +438,14 @@ def bytes_with_targets_of(width: int) -> list[int]:
         micro_batches=4,
     )
     return [stage.bytes_sent for stage in pipe.run(batches).stages]
+
+
+def scheduled(path: str) -> str:
+    """Rates that a scheduler changes at every step."""
+    return replayed(
+        path,
+        "async_1f1b",
+        "msnag",
+        window=[3, 0],
+        scheduler=lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 40),
+    )
