@@ -131,3 +131,12 @@ def test_client_names_the_groups_when_there_is_no_such_one(client: Path, start: 
     done = ask(client, "nosuch")
     assert done.returncode == 2
     assert "nosuch" in done.stderr and group.name in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_the_pipeline_notebook_trains_both_ways_and_proves_what_it_did(execute: Callable[..., tuple[str, int]]) -> None:
+    said, _ = execute("pipeline.ipynb")
+    assert "policy: msnag" in said and "staleness of stage 0's forwards: {" in said
+    assert re.search(r"\d+ actions and \d+ steps computed again: identical", said), said
+    for first, last in re.findall(r"loss (\d+\.\d+) -> (\d+\.\d+)", said):
+        assert float(last) < 0.5 * float(first)
+    assert len(re.findall(r"loss (\d+\.\d+) -> (\d+\.\d+)", said)) == 2
