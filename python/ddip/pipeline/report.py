@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ddip.pipeline.timeline import timeline
+
 COMPUTE = ("forward", "backward", "weight_gradient", "step", "predict", "stash")
 
 
@@ -41,6 +43,14 @@ class Report:
     def bubble(self) -> float:
         """The share of all ranks' time in which nothing was computed."""
         return sum(stage.bubble for stage in self.stages) / len(self.stages) if self.stages else 0.0
+
+    def timeline(self, begin: float = 0.0, end: float | None = None) -> str:
+        """An SVG of what every rank did from second `begin` to second `end`."""
+        return timeline(self.trace, begin, end)
+
+    def _repr_svg_(self) -> str:
+        """The first tenth of a second, or all of it if it was shorter: in a long run nothing could be told apart."""
+        return timeline(self.trace, 0.0, 0.1)
 
     def save_trace(self, path: str | Path) -> None:
         """For chrome://tracing and ui.perfetto.dev."""
