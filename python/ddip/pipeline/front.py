@@ -63,6 +63,8 @@ class Pipeline:
         program: str | None = None,
     ) -> None:
         self.ranks = comm() if ranks is None else ranks
+        if self.ranks.name == "nccl":
+            raise ConfigError("backend nccl: a pipeline's messages go through the CPU; expected shm, gloo or mpi")
         self.parts = parts_of(model, stages if stages is not None else self.ranks.world_size)
         self.modules = [part.module for part in self.parts]
         self.placement = list(placement) if placement else [i % self.ranks.world_size for i in range(len(self.modules))]
