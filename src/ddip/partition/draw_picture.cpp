@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "ddip/base/xml_text.h"
 #include "ddip/partition/draw.h"
 
 namespace ddip::partition {
@@ -14,23 +15,6 @@ constexpr size_t kMostLines = 31;  // of one box: a longer list loses its middle
 constexpr size_t kMostLetters = 24;
 constexpr std::array<const char*, 8> kColours = {"#4c78a8", "#f58518", "#54a24b", "#b279a2",
                                                  "#e45756", "#72b7b2", "#9d755d", "#eeca3b"};
-
-std::string escaped(const std::string& text) {
-  std::string safe;
-  for (char letter : text) {
-    if (letter == '<')
-      safe += "&lt;";
-    else if (letter == '>')
-      safe += "&gt;";
-    else if (letter == '&')
-      safe += "&amp;";
-    else if (letter == '"')
-      safe += "&quot;";
-    else if (static_cast<unsigned char>(letter) >= 0x20)
-      safe += letter;
-  }
-  return safe;
-}
 
 // The end of a dotted path says more than its beginning.
 std::string shortened(const std::string& name) {
@@ -75,7 +59,7 @@ class Picture {
         "<text x=\"{}\" y=\"{}\" font-size=\"14\">{}: {} stages on {} devices, slowest {:.3f} ms of {:.3f} ms, "
         "speed-up "
         "{:.2f}, {} on links</text>\n",
-        kMargin, kMargin + 4, escaped(plan_.model), layers_.size(), cost_.devices.size(), cost_.slowest_ms,
+        kMargin, kMargin + 4, xml_text(plan_.model), layers_.size(), cost_.devices.size(), cost_.slowest_ms,
         whole_ms(plan_.graph), speed_up(plan_.graph, cost_), bytes_in_words(cost_.link_bytes));
     for (size_t device = 0; device < lanes_.size(); ++device) text += lane(device);
     return text + arrows() + boxes + "</svg>\n";
@@ -122,7 +106,7 @@ class Picture {
       const Node& node = plan_.graph.nodes()[layers[index]];
       const std::string name = in_gap ? fmt::format("… {} more", hidden) : shortened(node.name);
       text += fmt::format("<text x=\"{:.0f}\" y=\"{:.0f}\">{}<title>{}: {:.3f} + {:.3f} ms</title></text>", x + 10,
-                          base, escaped(name), escaped(node.name), node.forward_ms, node.backward_ms);
+                          base, xml_text(name), xml_text(node.name), node.forward_ms, node.backward_ms);
       if (!in_gap && longest_ms_ > 0)
         text += fmt::format("<rect x=\"{:.0f}\" y=\"{:.0f}\" width=\"{:.1f}\" height=\"9\" fill=\"{}\"/>",
                             x + kBox - 60, base - 9, 50 * ms(node) / longest_ms_, fill);
@@ -147,8 +131,8 @@ class Picture {
           "stroke=\"{6}\" stroke-width=\"{7}\"{8} marker-end=\"url(#tip)\"><title>{9} → {10}: {11}, "
           "{12}</title></path>\n",
           x1, y1, x2 - kGap, x2 - kGap / 2, y2, x2, crosses ? "#c0392b" : "#999", crosses ? "2" : "1.5",
-          crosses ? "" : " stroke-dasharray=\"5 4\"", escaped(plan_.graph.nodes()[edge.from].name),
-          escaped(plan_.graph.nodes()[edge.to].name), escaped(edge.shape), bytes_in_words(edge.bytes));
+          crosses ? "" : " stroke-dasharray=\"5 4\"", xml_text(plan_.graph.nodes()[edge.from].name),
+          xml_text(plan_.graph.nodes()[edge.to].name), xml_text(edge.shape), bytes_in_words(edge.bytes));
       if (crosses)
         text += fmt::format(
             "<text x=\"{:.0f}\" y=\"{:.0f}\" text-anchor=\"end\" font-size=\"10\" fill=\"#c0392b\" "

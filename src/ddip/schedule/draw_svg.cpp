@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 
+#include "ddip/base/xml_text.h"
 #include "ddip/schedule/draw.h"
 
 namespace ddip::schedule {
@@ -36,21 +37,6 @@ const Look* look_of(Kind kind) {
   }
 }
 
-std::string escaped(const std::string& text) {
-  std::string safe;
-  for (const char letter : text) {
-    if (letter == '<')
-      safe += "&lt;";
-    else if (letter == '>')
-      safe += "&gt;";
-    else if (letter == '&')
-      safe += "&amp;";
-    else
-      safe += letter;
-  }
-  return safe;
-}
-
 class Painter {
  public:
   Painter(const Plan& plan, const Simulation& simulation, const DrawOptions& options)
@@ -70,7 +56,7 @@ class Painter {
         options_.width, height);
     defs();
     add("<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n");
-    add("<text x=\"10\" y=\"22\" font-size=\"14\" font-weight=\"bold\">{}</text>\n", escaped(title()));
+    add("<text x=\"10\" y=\"22\" font-size=\"14\" font-weight=\"bold\">{}</text>\n", xml_text(title()));
     for (int stage = 0; stage < stages; ++stage) row(stage);
     // Lines lie under boxes.
     if (options_.messages) messages();
