@@ -43,6 +43,8 @@ def test_a_hundred_starts_and_stops_in_a_row_succeed(home: Any) -> None:
         with ddip.Group(2, name="again") as group:
             assert [result.value for result in group.run("1 + 1")] == [2, 2]
             seen.update(group.pids)
+            coordinator = group.info()["pid"]
+        assert not processes.alive(coordinator), "stop returns when the last process has ended"
         assert list(home.iterdir()) == []
     assert len(seen) > 100, "each start has processes of its own"
     assert processes.of_runtime(str(home)) == []

@@ -47,6 +47,8 @@ std::string stop_group(const client::GroupFolder& folder, double patience) {
     workers = client->welcome().value("world_size", size_t{0});
     client->send(wire::Type::stop, wire::json::object());
     while (!is_gone(folder) && Clock::now() < deadline) std::this_thread::sleep_for(5ms);
+    while (is_gone(folder) && !client->wait_for_end(100ms) && Clock::now() < deadline) {
+    }
   } catch (const std::exception&) {
     // It does not answer, or went while we spoke; what counts is whether it is gone.
     while (!is_gone(folder) && Clock::now() < begun + 2s) std::this_thread::sleep_for(5ms);

@@ -320,6 +320,8 @@ class Group:
             if os.path.exists(lock) and not _client.is_running(self._folder) and os.path.exists(lock):
                 return
             time.sleep(0.005)
+        while not self.control.wait_for_end(0.1) and time.monotonic() < deadline:
+            pass
 
     def info(self) -> dict[str, Any]:
         return dict(self.control.request("info", {}, ANSWER))

@@ -130,7 +130,11 @@ void bind_client(py::module_& module) {
             }
           },
           py::arg("cell"), py::arg("timeout"))
-      .def("forget", &Client::forget);
+      .def("forget", &Client::forget)
+      .def(
+          "wait_for_end",
+          [](Client& client, double seconds) { return client.wait_for_end(Milliseconds(static_cast<int64_t>(seconds * 1000))); },
+          py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
 }
 
 void bind_groups(py::module_& module) {

@@ -1,6 +1,9 @@
 #include "ddip/client/client.h"
 
 #include <fmt/format.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -29,7 +32,9 @@ std::vector<uint8_t> read_key(const GroupFolder& folder) {
 }  // namespace
 
 Client::Client(const GroupFolder& folder, const std::string& name, Milliseconds patience)
-    : socket_(net::connect_to(folder.socket())), reader_(socket_.get()) {
+    : socket_(net::connect_to(folder.socket())),
+      coordinator_(static_cast<int>(::syscall(SYS_pidfd_open, net::peer_of(socket_.get()).pid, 0))),
+      reader_(socket_.get()) {
   welcome_ =
       request(Type::hello, {{"role", "client"}, {"client", name}, {"key", json::binary(read_key(folder))}}, patience);
 }
@@ -218,6 +223,12 @@ void Client::forget(uint64_t cell) {
   std::lock_guard lock(mutex_);
   queues_.erase(cell);
   if (deliver()) changed_.notify_all();
+}
+
+bool Client::wait_for_end(Milliseconds patience) {
+  if (!coordinator_) return true;  // it ended before we asked, or lives where we cannot see its processes
+  pollfd ended{coordinator_.get(), POLLIN, 0};
+  return ::poll(&ended, 1, static_cast<int>(patience.count())) == 1;
 }
 
 }  // namespace ddip::client
