@@ -133,7 +133,9 @@ void bind_client(py::module_& module) {
       .def("forget", &Client::forget)
       .def(
           "wait_for_end",
-          [](Client& client, double seconds) { return client.wait_for_end(Milliseconds(static_cast<int64_t>(seconds * 1000))); },
+          [](Client& client, double seconds) {
+            return client.wait_for_end(Milliseconds(static_cast<int64_t>(seconds * 1000)));
+          },
           py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
 }
 

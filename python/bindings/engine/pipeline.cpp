@@ -87,12 +87,14 @@ void bind_records(py::module_& module) {
       .def_readonly("count", &Done::count)
       .def_readonly("used", &Done::used)
       .def_readonly("read", &Done::read)
+      .def_readonly("split", &Done::split)
       .def_readonly("stepped", &Done::stepped);
   py::class_<Record>(module, "Record")
       .def_readonly("actions", &Record::actions)
       .def_readonly("losses", &Record::losses)
       .def_readonly("loss_counts", &Record::loss_counts)
-      .def_readonly("bytes_sent", &Record::bytes_sent);
+      .def_readonly("bytes_sent", &Record::bytes_sent)
+      .def_readonly("whole_backwards", &Record::whole_backwards);
 }
 
 void bind_stage(py::module_& module) {

@@ -157,11 +157,17 @@ class Pipeline:
             actions, training=training, seed=self.seed, first_micro_batch=self.micro_batches_done if training else 0,
             step_size=self.accumulate if self.asynchronous else 0,
         )  # fmt: skip
+        for index, node in record.whole_backwards.items():
+            self._note(f"stage {index}: its backward is not split, because {node} computes both parts at once")
         if training and self._writer:
             self._writer.add(record, self.micro_batches_done)
         if training:
             self.micro_batches_done += len(source) * self.micro_batches
         return self._report(record, len(source))
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
     def _read_from(self, source: Batches) -> None:
         for index, roles in self._roles.items():

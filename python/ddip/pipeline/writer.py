@@ -80,10 +80,13 @@ class Writer:
                 line["loss"] = loss if math.isfinite(loss) else None
             return line
         if action.kind == "backward":
-            return {
+            line = {
                 "kind": "backward", "stage": stage, "micro_batch": micro_batch, "weights": self._seen_back(stage, done.read),
                 "recomputed": self.pipe.recomputes(stage),
             }  # fmt: skip
+            return {**line, "split": True} if done.split else line
+        if action.kind == "weight_gradient":
+            return {"kind": "weight_gradient", "stage": stage, "micro_batch": micro_batch}
         if action.kind == "step":
             noted = self.notes[stage].steps.pop(0)
             stepped = done.stepped

@@ -64,7 +64,8 @@ class Client {
   // Nobody will ask for this cell's events any more.
   void forget(uint64_t cell);
 
-  // Until the coordinator's process has ended, the last of the group. False: not yet, the time is over or a signal came.
+  // Until the coordinator's process has ended, the last of the group. False: not yet, the time is over or a signal
+  // came.
   bool wait_for_end(Milliseconds patience);
 
  private:
@@ -88,7 +89,7 @@ class Client {
   wire::Message await(uint64_t number, Milliseconds patience, std::unique_lock<std::mutex>& lock);
 
   Fd socket_;
-  Fd coordinator_;  // its pidfd
+  Fd coordinator_;              // its pidfd
   net::BlockingReader reader_;  // of whoever set reading_
   json welcome_;
   std::mutex send_mutex_;

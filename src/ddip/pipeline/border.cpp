@@ -36,11 +36,15 @@ Pointer make_node(Arguments&&... arguments) {
 
 Value Entry::enter(const Value& value) {
   caught_.clear();
+  ends_.clear();
   return with_tensors(value, [this](const at::Tensor& tensor) {
     at::Tensor inside = tensor.detach();
     bool differentiable = (inside.is_floating_point() || inside.is_complex()) && at::GradMode::is_enabled();
     caught_.push_back(differentiable ? std::make_shared<Catch>() : nullptr);
-    if (differentiable) torch::autograd::create_gradient_edge(inside, make_node<Node>(caught_.back()));
+    if (differentiable) {
+      ends_.emplace_back(make_node<Node>(caught_.back()), 0);
+      torch::autograd::create_gradient_edge(inside, ends_.back().function);
+    }
     return inside;
   });
 }

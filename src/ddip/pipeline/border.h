@@ -14,6 +14,8 @@ class Entry {
 
   // After the backward: for each tensor its gradient, or None.
   Value gradients() const;
+  // Where a backward ends at the tensors.
+  const torch::autograd::edge_list& ends() const { return ends_; }
 
  private:
   struct Catch {
@@ -21,6 +23,7 @@ class Entry {
   };
   struct Node;
   std::vector<std::shared_ptr<Catch>> caught_;  // for each tensor; null: it can have no gradient
+  torch::autograd::edge_list ends_;
 };
 
 // Where a backward begins.

@@ -4,7 +4,7 @@
 
 #include <atomic>
 #include <chrono>
-#include <set>
+#include <utility>
 
 #include "ddip/base/error.h"
 #include "ddip/pipeline/fingerprint.h"
@@ -182,8 +182,10 @@ void Executor::prepare(const std::vector<Action>& actions) {
     stage.versions->begin(options_.training ? reads : std::vector<int64_t>{}, mean, std::max(options_.step_size, 1));
   }
   std::map<size_t, int64_t> coming;
+  split_stages_.clear();
   for (const Action& action : actions) {
     if (action.kind == Kind::receive) ++coming[channel_of(action)];
+    if (action.kind == Kind::weight_gradient) split_stages_.insert(action.stage);
   }
   for (auto& [channel, receiver] : receivers_) receiver.expect(coming[channel]);
 }
@@ -195,9 +197,9 @@ void Executor::execute(const Action& action, Done& done) {
     case Kind::forward: return forward(action, done);
     case Kind::backward: return backward(action, done);
     case Kind::step: return step(action, done);
-    // A backward here computes all gradients at once; sends wait for free frames by themselves; the policy keeps and
-    // predicts right before the forward that the plan names.
-    case Kind::weight_gradient:
+    case Kind::weight_gradient: return weight_gradients(action, done);
+    // Sends wait for free frames by themselves; the policy keeps and predicts right before the forward that the plan
+    // names.
     case Kind::retire:
     case Kind::stash:
     case Kind::predict: return;
@@ -230,8 +232,7 @@ void Executor::send(const Action& action) {
     values.erase(value);
   }
   senders_.at(channel_of(action)).send(message, poll_);
-  // The gradients are the last thing that is needed of a micro-batch.
-  if (gradient && now.input_gradients.empty()) flights_.erase({action.stage, action.micro_batch});
+  if (gradient) end_if_over(action);
   if (!gradient && !options_.training && now.outputs.empty()) flights_.erase({action.stage, action.micro_batch});
 }
 
@@ -362,11 +363,9 @@ void Executor::backward(const Action& action, Done& done) {
     }
     now.exits.clear();
     now.inputs.clear();
-    if (!now.roots.edges.empty())
-      torch::autograd::Engine::get_default_engine().execute(now.roots.edges, now.roots.gradients, /*keep_graph=*/false,
-                                                            /*create_graph=*/false, /*accumulate_grad=*/true, {});
-    now.roots = Roots();
-    if (here.versions) here.versions->after_backward(action.micro_batch, now.used, now.loss_count);
+    run_graph(action, now);
+    done.split = now.later != nullptr;
+    if (here.versions && !now.later) here.versions->after_backward(action.micro_batch, now.used, now.loss_count);
   }
   now.gradients.clear();
   for (size_t i = 0; i < here.incoming.size(); ++i) {
@@ -380,7 +379,43 @@ void Executor::backward(const Action& action, Done& done) {
     }
   }
   now.entries.clear();
-  if (now.input_gradients.empty()) flights_.erase({action.stage, action.micro_batch});
+  end_if_over(action);
+}
+
+void Executor::run_graph(const Action& action, Flight& now) {
+  Roots roots = std::move(now.roots);
+  now.roots = Roots();
+  if (roots.edges.empty()) return;
+  Stage& here = stage(action.stage);
+  // In two parts only where nothing is loaded or put back between them.
+  if (split_stages_.contains(here.index) && here.versions && here.versions->may_sum_later() && !here.recompute) {
+    torch::autograd::edge_list inputs;
+    for (const Entry& entry : now.entries) inputs.insert(inputs.end(), entry.ends().begin(), entry.ends().end());
+    std::string why;
+    now.later = SplitBackward::of(roots, inputs, why);
+    if (!why.empty()) record_.whole_backwards.try_emplace(here.index, why);
+  }
+  if (now.later) return now.later->input_gradients();
+  torch::autograd::Engine::get_default_engine().execute(roots.edges, roots.gradients, /*keep_graph=*/false,
+                                                        /*create_graph=*/false, /*accumulate_grad=*/true, {});
+}
+
+// Nothing is left to do where the backward did it all.
+void Executor::weight_gradients(const Action& action, Done& done) {
+  auto found = flights_.find({action.stage, action.micro_batch});
+  if (found == flights_.end() || !found->second.later) return;
+  Flight& now = found->second;
+  done.count = now.loss_count;
+  done.split = true;
+  std::exchange(now.later, nullptr)->weight_gradients();
+  stage(action.stage).versions->after_backward(action.micro_batch, now.used, now.loss_count);
+  end_if_over(action);
+}
+
+// After the backward: what is left of a micro-batch are gradients to send, and those of weights to compute.
+void Executor::end_if_over(const Action& action) {
+  Flight& now = flight(action);
+  if (now.input_gradients.empty() && !now.later) flights_.erase({action.stage, action.micro_batch});
 }
 
 void Executor::step(const Action& action, Done& done) {

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "ddip/pipeline/border.h"
 #include "ddip/pipeline/channel.h"
 #include "ddip/pipeline/record.h"
+#include "ddip/pipeline/split_backward.h"
 #include "ddip/pipeline/stage.h"
 #include "ddip/schedule/plan.h"
 
@@ -51,6 +53,7 @@ class Executor {
     std::map<int, Exit> exits;
     std::map<int, Value> input_gradients;  // until they are sent, by incoming edge
     Roots roots;                           // losses of the stage itself
+    std::unique_ptr<SplitBackward> later;  // the gradients of its weights are still to come
     Used used;
     int64_t samples = 0;
     double loss_count = 0;
@@ -67,6 +70,9 @@ class Executor {
   void take_inputs(const schedule::Action& action, Flight& flight);
   void compute(const schedule::Action& action, Flight& flight, bool with_graph, bool again);
   void backward(const schedule::Action& action, Done& done);
+  void run_graph(const schedule::Action& action, Flight& flight);
+  void weight_gradients(const schedule::Action& action, Done& done);
+  void end_if_over(const schedule::Action& action);
   void step(const schedule::Action& action, Done& done);
 
   void prepare(const std::vector<schedule::Action>& actions);
@@ -89,6 +95,7 @@ class Executor {
   RunOptions options_;
   Record record_;
   std::map<std::pair<int, int64_t>, Flight> flights_;
+  std::set<int> split_stages_;  // the plan has their backwards in two parts
 };
 
 }  // namespace ddip::pipeline

@@ -1,6 +1,8 @@
 // What has been done, as it was done: for the timeline, the ledger and the report.
 #pragma once
 
+#include <map>
+#include <string>
 #include <vector>
 
 #include "ddip/pipeline/versions.h"
@@ -15,6 +17,7 @@ struct Done {
   double count = 0;           // forward: samples; backward: what the loss counted; step: the sum over its micro-batches
   Used used;                  // forward
   ReadBack read;              // backward
+  bool split = false;         // backward: the weights' gradients come later; weight gradient: they came now
   Versions::Stepped stepped;  // step
 };
 
@@ -23,6 +26,8 @@ struct Record {
   std::vector<std::pair<int64_t, at::Tensor>> losses;  // last stage: (micro-batch, sum)
   std::vector<double> loss_counts;                     // of each
   uint64_t bytes_sent = 0;
+  std::map<int, std::string>
+      whole_backwards;  // stages whose planned split was not possible, and the node that forbids it
 };
 
 }  // namespace ddip::pipeline

@@ -53,6 +53,8 @@ class Versions {
   // The micro-batch's gradients are in the sum; its weights are not needed any more. `count`: samples, or what the loss
   // was a sum over.
   void after_backward(int64_t micro_batch, const Used& used, double count);
+  // Whether after_backward may come later than the backward, with others between them.
+  bool may_sum_later() const { return !weights_->apart() && !needs_.own_gradient; }
   // A micro-batch whose backward will not come (evaluation, failure).
   void forget(const Used& used);
 
