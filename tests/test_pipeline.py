@@ -203,10 +203,35 @@ def test_what_cannot_be_is_refused_on_every_rank(two: ddip.Group, arguments: str
         assert said in line and "\n" not in line, line
 
 
-def test_weights_tied_across_stages_are_refused(two: ddip.Group) -> None:
-    two.run("try: p.pipe_of(p.tied()); said = ''\nexcept ddip.ConfigError as error: said = str(error)")
-    for line in two.pull("said", rank="all"):
-        assert line.startswith("weight of stage 0 and weight of stage 1 are one parameter")
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb1"])
+def test_a_weight_of_two_stages_is_trained_as_in_one_process(two: ddip.Group, schedule: str, stages: int) -> None:
+    for result in two.run(f"p.tied_in_one_process({schedule!r}, {stages})"):
+        assert result.value < 1e-13
+
+
+@pytest.mark.parametrize(("schedule", "staleness"), [("gpipe", "none"), ("async_1f1b", "msnag")])
+def test_a_weight_of_two_stages_is_simulated(two: ddip.Group, schedule: str, staleness: str) -> None:
+    for result in two.run(f"p.tied_simulated({schedule!r}, {staleness!r})"):
+        assert result.value == 0
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize(
+    ("schedule", "staleness", "options"),
+    [("1f1b", "none", ""), ("async_1f1b", "msnag", ""), ("async_1f1b", "stash", ", accumulate=2"), ("async_1f1b", "none", ", recompute=True")],
+)  # fmt: skip
+def test_both_stages_use_one_version_of_their_weight_for_one_micro_batch(
+    two: ddip.Group, tmp_path: Path, schedule: str, staleness: str, options: str, stages: int
+) -> None:
+    call = f"p.tied_replayed({str(tmp_path / 'ledger')!r}, {schedule!r}, {staleness!r}, {stages}{options})"
+    (first, owned), (second, borrowed) = [result.value for result in two.run(call)]
+    assert first == second == "identical"
+    if "recompute" in options:
+        return  # the owner computes twice, on other weights
+    assert len(owned) == len(borrowed) == 20
+    assert all((a == b).all() for a, b in zip(owned, borrowed, strict=True))
+    assert len({tuple(weight.flatten().tolist()) for weight in owned}) > 3, "it is trained meanwhile"
 
 
 @pytest.mark.parametrize(
@@ -253,6 +278,34 @@ def test_interleaved_and_zero_bubble_schedules_train_like_one_process(
 ) -> None:
     for result in two.run(f"p.skips_in_one_process({schedule!r}, {cut!r}, {placement!r})"):
         assert result.value < 1e-6
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb1"])
+def test_a_split_backward_computes_nothing_twice(two: ddip.Group, schedule: str) -> None:
+    """Stage 1: 4 layers, 2 batches of 3 micro-batches, each layer 1 product forward and 2 backward."""
+    away, products, seen, notes = two.run(f"p.split_backward({schedule!r})")[1].value
+    assert away < 1e-13 and notes == []
+    assert products == 2 * 3 * 4 * 3
+    assert seen.count("gradient") == 2 * 3 * 8 and seen.count("backward") == 2 * 3
+    # Whole: the gradients of a micro-batch's weights come before its input's, the last thing of its backward. Split: some
+    # micro-batch's input comes first.
+    first = seen.index("backward")
+    assert (first == 0) if schedule == "zb1" else (first == 8)
+
+
+def test_what_computes_both_gradients_at_once_is_not_split(two: ddip.Group) -> None:
+    away, calls, notes = two.run("p.backward_that_cannot_be_split()")[1].value
+    assert away < 1e-13 and calls == 3 * 4
+    assert notes == ["stage 1: its backward is not split, because WeighsInPythonBackward computes both parts at once"]
+
+
+def test_a_split_backward_is_in_the_ledger(two: ddip.Group, tmp_path: Path) -> None:
+    call = f"p.replayed({str(tmp_path / 'ledger')!r}, 'zb1', 'none')"
+    assert [result.value for result in two.run(call)] == ["identical"] * 2
+    lines = [json.loads(line) for line in (tmp_path / "ledger").read_text().splitlines()[1:]]
+    later = [line for line in lines if line["kind"] == "weight_gradient"]
+    split = [line for line in lines if line.get("split")]
+    assert {line["stage"] for line in later} == {1} and len(later) == len(split) > 0
 
 
 def test_a_pipeline_runs_over_gloo(two: ddip.Group) -> None:

@@ -353,10 +353,102 @@ def mixed(staleness: str) -> tuple[list[str], float, float]:
     return pipe.notes, losses[0], losses[-1]
 
 
-def tied() -> list[torch.nn.Module]:
-    parts = [torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)]
-    parts[1].weight = parts[0].weight
+class Head(torch.nn.Module):
+    """A hidden layer of its own, then the weight that another stage owns."""
+
+    def __init__(self, table: torch.nn.Parameter) -> None:
+        super().__init__()
+        self.hidden = torch.nn.Linear(8, 8)
+        self.out = torch.nn.Linear(8, 6, bias=False)
+        self.out.weight = table
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        SEEN.append(self.out.weight.detach().clone())
+        return self.out(torch.tanh(self.hidden(x)))  # type: ignore[no-any-return]
+
+
+class Table(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(6, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        SEEN.append(self.weight.detach().clone())
+        return torch.tanh(x @ self.weight)
+
+
+SEEN: list[torch.Tensor] = []  # the tied weight, as each forward on this rank saw it
+
+
+def tied(stages: int, dtype: torch.dtype = torch.float64) -> list[torch.nn.Module]:
+    torch.manual_seed(3)
+    first = Table()
+    between = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(stages - 2)]
+    parts = torch.nn.ModuleList([first, *between, Head(first.weight)]).to(dtype)
+    assert parts[-1].out.weight is parts[0].weight
     return list(parts)
+
+
+def tied_data(dtype: torch.dtype = torch.float64) -> list[Any]:
+    return [(x, x.flip(0)) for x, _ in data(5, 12, 9, dtype)]
+
+
+def tied_in_one_process(schedule: str, stages: int) -> float:
+    batches, parts = tied_data(), tied(stages)
+    placement = [stage * 2 // stages for stage in range(stages)]
+    pipe = pipe_of(parts, schedule, placement=placement, accumulate=2)
+    pipe.run(batches)
+    assert parts[-1].out.weight is parts[0].weight and parts[-1](torch.zeros(2, 8).double()).shape == (2, 6)
+    found = pipe.state_dict()
+    assert torch.equal(found["0.weight"], found[f"{stages - 1}.out.weight"])
+    return furthest(in_one_process(tied(stages), batches, accumulate=2), found)
+
+
+def tied_replayed(
+    path: str, schedule: str, staleness: str, stages: int, **options: Any
+) -> tuple[str, list[torch.Tensor]]:
+    """And the tied weight, as each forward saw it."""
+    from ddip.pipeline.replay import replay
+
+    torch.set_num_threads(1)
+    batches, parts = tied_data(torch.float32), tied(stages, torch.float32)
+    SEEN.clear()
+    pipe = pipe_of(
+        parts,
+        schedule,
+        staleness=staleness,
+        ledger=path,
+        placement=[stage * 2 // stages for stage in range(stages)],
+        **options,
+    )
+    pipe.run(batches)
+    seen = list(SEEN)
+    weights = pipe.state_dict()
+    pipe.save(path + ".saved")
+    other = pipe_of(tied(stages, torch.float32), schedule, staleness=staleness, placement=pipe.placement, **options)
+    other.load(path + ".saved")
+    assert furthest(other.state_dict(), weights) == 0
+    found = replay(path, tied(stages, torch.float32), torch.nn.functional.mse_loss, batches)
+    assert found.difference or torch.equal(found.weights[0]["weight"], weights["0.weight"])
+    return found.difference or "identical", seen
+
+
+def tied_simulated(schedule: str, staleness: str) -> float:
+    """How far the simulator's weights are from the pipeline's."""
+    from ddip.pipeline.simulate import simulate
+
+    torch.set_num_threads(1)
+    batches = tied_data(torch.float32)
+    pipe = pipe_of(tied(2, torch.float32), schedule, staleness=staleness)
+    pipe.run(batches)
+    found = simulate(
+        tied(2, torch.float32), torch.nn.functional.mse_loss, batches, schedule=schedule, staleness=staleness, optimizer=sgd,
+        micro_batches=4,
+    )  # fmt: skip
+    simulated = {
+        f"{stage}.{name}": tensor for stage, weights in enumerate(found.weights) for name, tensor in weights.items()
+    }
+    return furthest(simulated, {name: tensor for name, tensor in pipe.state_dict().items() if name != "1.out.weight"})
 
 
 class Logged(torch.nn.Module):
@@ -449,3 +541,78 @@ def scheduled(path: str) -> str:
         window=[3, 0],
         scheduler=lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 40),
     )
+
+
+class WeighsInPython(torch.autograd.Function):
+    """A product whose backward is Python and gives both gradients at once."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        context.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        x, weight = context.saved_tensors
+        WeighsInPython.calls += 1
+        return gradient * weight, (gradient * x).sum(0)
+
+    calls = 0
+
+
+class Weighing(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(0.5, 1.5, 8, dtype=torch.float64))
+        self.last = torch.nn.Linear(8, 3).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(WeighsInPython.apply(x, self.weight))  # type: ignore[no-any-return]
+
+
+class Products(torch.utils._python_dispatch.TorchDispatchMode):
+    """Counts the matrix products of each action, by what autograd and not the plan does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def split_backward(schedule: str, layers: int = 3) -> tuple[float, int, list[str], list[str]]:
+    """How far from one process; matrix products of one run on this rank; at which action each weight of the last stage got a
+    gradient; notes."""
+    torch.manual_seed(0)
+
+    def make() -> list[torch.nn.Module]:
+        torch.manual_seed(0)
+        deep = [layer for _ in range(layers) for layer in (torch.nn.Linear(8, 8), torch.nn.Tanh())]
+        return [torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh()).double(),
+                torch.nn.Sequential(*deep, torch.nn.Linear(8, 3)).double()]  # fmt: skip
+
+    batches, parts, seen = data(2, 12), make(), []
+    pipe = pipe_of(parts, schedule, micro_batches=3)
+    if ddip.rank() == 1:
+        for parameter in parts[1].parameters():
+            parameter.register_post_accumulate_grad_hook(lambda _: seen.append("gradient"))
+        parts[1].register_full_backward_hook(lambda *_: seen.append("backward"))
+    with Products() as products:
+        pipe.run(batches)
+    return furthest(in_one_process(make(), batches), pipe.state_dict()), products.count, seen, pipe.notes
+
+
+def backward_that_cannot_be_split() -> tuple[float, int, list[str]]:
+    def make() -> list[torch.nn.Module]:
+        torch.manual_seed(0)
+        return [mlp(2)[0], Weighing()]
+
+    batches = data(3, 12)
+    WeighsInPython.calls = 0
+    pipe = pipe_of(make(), "zb1")
+    pipe.run(batches)
+    calls = WeighsInPython.calls
+    return furthest(in_one_process(make(), batches), pipe.state_dict()), calls, pipe.notes

@@ -17,6 +17,7 @@ from ddip.pipeline.batches import Batches
 from ddip.pipeline.parts import Split, edges_of, parts_of
 from ddip.pipeline.report import Report, rows_of, times_of
 from ddip.pipeline.stepping import MakeOptimizer, MakeScheduler, Stepping, group_of, rule_of
+from ddip.pipeline.tying import aliases, tie_stages
 from ddip.pipeline.writer import Writer
 from ddip.replicas import gather_objects
 
@@ -66,6 +67,8 @@ class Pipeline:
         if self.ranks.name == "nccl":
             raise ConfigError("backend nccl: a pipeline's messages go through the CPU; expected shm, gloo or mpi")
         self.parts = parts_of(model, stages if stages is not None else self.ranks.world_size)
+        self._kinds = [type(part.module).__name__ for part in self.parts]  # for people
+        self.ties = tie_stages(self.parts)
         self.modules = [part.module for part in self.parts]
         self.placement = list(placement) if placement else [i % self.ranks.world_size for i in range(len(self.modules))]
         self.edges = edges_of(self.parts)
@@ -215,7 +218,7 @@ class Pipeline:
         whole: dict[str, torch.Tensor] = {}
         for part in gather_objects(mine, self.ranks):
             whole.update(part)
-        return whole
+        return whole | aliases(self.ties, self.parts, whole)
 
     def stage_state_dict(self, index: int) -> dict[str, torch.Tensor]:
         """Of one of this rank's stages, copied to the CPU."""
@@ -286,7 +289,7 @@ class Pipeline:
         self._roles[index] = roles
         stage = native.Stage()
         stage.index = index
-        stage.name = f"stage {index} ({type(module).__name__})"
+        stage.name = f"stage {index} ({self._kinds[index]})"
         stage.incoming = [number for number, (_, to) in enumerate(self.edges) if to == index]
         stage.outgoing = [number for number, (start, _) in enumerate(self.edges) if start == index]
         trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}

@@ -35,13 +35,15 @@ class Part:
     incoming: list[tuple[int, list[str]]] = field(default_factory=list)  # (from stage, names), as the edges come
     outgoing: list[tuple[int, list[str]]] = field(default_factory=list)  # (to stage, names)
     first: bool = False
+    one_input: bool = False  # the samples are its only argument, even if they are a tuple
 
     def call(self, inputs: list[Any]) -> list[Any]:
         """`inputs`: one for each incoming edge, or the samples. One result for each outgoing edge, or the model's output."""
         if not self.gives:
             return [self.module(inputs[0])]
         if self.first:
-            given = inputs[0] if isinstance(inputs[0], (tuple, list)) else (inputs[0],)
+            several = isinstance(inputs[0], (tuple, list)) and not self.one_input
+            given = inputs[0] if several else (inputs[0],)
             result = self.module(*given)
         else:
             values = {name: value for one in inputs for name, value in one.items()}
@@ -56,24 +58,6 @@ class Part:
 
 
 def parts_of(model: torch.nn.Module | Sequence[torch.nn.Module] | Split, stages: int) -> list[Part]:
-    parts = made_of(model, stages)
-    refuse_tied(parts)
-    return parts
-
-
-def refuse_tied(parts: list[Part]) -> None:
-    home: dict[int, tuple[int, str]] = {}
-    for stage, part in enumerate(parts):
-        for name, parameter in part.module.named_parameters():
-            first, other = home.setdefault(id(parameter), (stage, name))
-            if first != stage:
-                raise ConfigError(
-                    f"{other} of stage {first} and {name} of stage {stage} are one parameter; weights that are tied across stages "
-                    "are not kept equal: expected them in one stage"
-                )
-
-
-def made_of(model: torch.nn.Module | Sequence[torch.nn.Module] | Split, stages: int) -> list[Part]:
     if hasattr(model, "routes"):
         return parts_of_split(model)
     if isinstance(model, torch.nn.Sequential):
@@ -107,8 +91,8 @@ def parts_of_split(split: Any) -> list[Part]:
     parts = [Part(stage.module, takes=list(stage.takes), gives=list(stage.gives)) for stage in split.stages]
     parts[0].first = True
     for (start, to), names in sorted(split.routes.items()):
-        parts[start].outgoing.append((to, names))
-        parts[to].incoming.append((start, names))
+        parts[start].outgoing.append((to, list(names)))
+        parts[to].incoming.append((start, list(names)))
     return parts
 
 

@@ -22,6 +22,7 @@ from ddip.pipeline.ledger import Ledger, Record, read
 from ddip.pipeline.micro_batches import Batches, micro_batches_of, samples_in
 from ddip.pipeline.replay_stage import Difference, Gap, Stage, hash_of
 from ddip.pipeline.seeds import seed_of
+from ddip.pipeline.tying import ties_of, wrapped
 
 Loss = Callable[[Any, Any], Any]
 
@@ -63,6 +64,9 @@ class Interpreter:
         if len(stages) != header["stages"]:
             raise ConfigError(f"the ledger has {header['stages']} stages, the program {len(stages)}")
         self.ledger, self.fill, self.order = ledger, fill, header["order"]
+        if ties := ties_of(stages):
+            lent = {tie.value for tie in ties}
+            stages = wrapped(stages, [[name for name in given if name not in lent] for given in header["gives"]], ties)
         self.stages = [Stage(index, module, loss, header) for index, module in enumerate(stages)]
         self.data = micro_batches_of(batches, header["split"])
         if len(self.data) != header["micro_batches"]:

@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from ddip.errors import ConfigError
 from ddip.pipeline.ledger import FORMAT, Json, Ledger, Record, did_you_mean
 from ddip.pipeline.micro_batches import micro_batches_of
+from ddip.pipeline.parts import Part
 from ddip.pipeline.replay import Interpreter, Loss
 from ddip.pipeline.replay_stage import Gap, hash_of
 from ddip.pipeline.simulate_order import SCHEDULES, SYNCHRONOUS, Action, order_of
 from ddip.pipeline.textbook_policies import parts_of, predictor_in
+from ddip.pipeline.tying import tie_stages, ties_of
 
 # What torch's optimizers are called in a ledger, and which of their settings matter.
 OPTIMIZERS: dict[str, list[str]] = {
@@ -71,6 +73,10 @@ def simulate(
     (several: a dict by name); the first stage takes x. `recompute`: forwards run again before backwards (not on the last stage).
     """
     _check(schedule, staleness, stages, window)
+    if takes is None and ties_of(stages):
+        parts = [Part(module) for module in stages]
+        tie_stages(parts)
+        stages, takes, gives = [p.module for p in parts], [p.takes for p in parts], [p.gives for p in parts]
     pairs = list(batches)
     sizes = [len(micro_batches_of([pair], micro_batches)) for pair in pairs]
     depth = len(stages)
