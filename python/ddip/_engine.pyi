@@ -93,7 +93,8 @@ class EventLoader:
     def shape(self) -> tuple[int, int, int, int]: ...
 
 class Executor:
-    def __init__(self, ranks: Communicator, stages: collections.abc.Sequence[Stage], edges: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]], rank_of_stage: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], frames: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None: ...
+    squares: dict[int, float]
+    def __init__(self, ranks: Communicator, stages: collections.abc.Sequence[Stage], edges: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]], rank_of_stage: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], frames: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], replicas: typing.SupportsInt | typing.SupportsIndex = ..., global_norm: bool = ..., norm_delay: typing.SupportsInt | typing.SupportsIndex = ..., norm_ranks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = ...) -> None: ...
     def run(self, actions: collections.abc.Sequence[PlanAction], training: bool = ..., seed: typing.SupportsInt | typing.SupportsIndex = ..., first_micro_batch: typing.SupportsInt | typing.SupportsIndex = ..., step_size: typing.SupportsInt | typing.SupportsIndex = ...) -> Record: ...
 
 class Fit:
@@ -383,6 +384,7 @@ class Stage:
     auxiliary_losses: collections.abc.Callable[[], list[torch.Tensor]]
     buffers: collections.abc.Callable[[], list[torch.Tensor]]
     clip: float
+    clip_share: float
     device: torch.device
     forward: collections.abc.Callable[[collections.abc.Sequence[typing.Any]], list[typing.Any]]
     incoming: list[int]
@@ -475,6 +477,8 @@ class Stepped:
     def norm(self) -> float: ...
     @property
     def rates(self) -> list[float]: ...
+    @property
+    def scale(self) -> float: ...
 
 class UNetOptions:
     def __init__(self, channels: typing.SupportsInt | typing.SupportsIndex, classes: typing.SupportsInt | typing.SupportsIndex, width: typing.SupportsInt | typing.SupportsIndex, depth: typing.SupportsInt | typing.SupportsIndex) -> None: ...

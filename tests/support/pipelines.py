@@ -616,3 +616,77 @@ def backward_that_cannot_be_split() -> tuple[float, int, list[str]]:
     pipe.run(batches)
     calls = WeighsInPython.calls
     return furthest(in_one_process(make(), batches), pipe.state_dict()), calls, pipe.notes
+
+
+def clipped(schedule: str, clipping: str, stages: int = 2, placement: list[int] | None = None) -> float:
+    """How far a pipeline whose gradients are clipped ends from one process that clips the whole model's."""
+    batches = data(6, 12, 7)
+    options = {"clip": 0.05, "clipping": clipping, "placement": placement or [s * 2 // stages for s in range(stages)]}
+    pipe = pipe_of(mlp(stages), schedule, **options)
+    pipe.run(batches[:3])
+    pipe.run(batches[3:])
+    return furthest(in_one_process(mlp(stages), batches, clip=0.05), pipe.state_dict())
+
+
+def replicated(
+    schedule: str, staleness: str, world: int, replicas: int, last: int = 12, **options: Any
+) -> tuple[float, bool, list[float]]:
+    """Pipelines side by side, each on its part of the batches, beside one process, or the simulator, on whole ones: how far they
+    are from each other, whether the replicas have the same bits, and by how much the losses differ from one process's first."""
+    from ddip.pipeline.simulate import simulate
+    from ddip.replicas import gather_objects
+
+    whole, stages, synchronous = (
+        data(6, 12 * replicas, last * replicas),
+        world // replicas,
+        schedule in ("gpipe", "1f1b"),
+    )
+    pipe = pipe_of(mlp(stages), schedule, staleness=staleness, replicas=replicas, **options)
+
+    def share(tensor: torch.Tensor) -> torch.Tensor:
+        """Micro-batch k of the whole is micro-batch k of each replica, one after the other."""
+        return torch.cat([part.tensor_split(replicas)[pipe.replica] for part in tensor.tensor_split(4)])
+
+    mine = [(share(x), share(y)) for x, y in whole]
+    losses = pipe.run(mine[:4]).losses + pipe.run(mine[4:]).losses if synchronous else pipe.run(mine).losses
+    weights = pipe.state_dict()
+    here = {index: pipe.stage_state_dict(index) for index in pipe.mine}
+    same = all(
+        torch.equal(tensor, theirs[index][name])
+        for theirs in gather_objects(here, pipe.ranks)
+        for index, state in here.items()
+        if index in theirs
+        for name, tensor in state.items()
+    )
+    loss = torch.nn.functional.mse_loss
+    before = float(loss(torch.nn.Sequential(*mlp(stages))(whole[0][0]), whole[0][1]))
+    if synchronous:
+        expected = in_one_process(mlp(stages), whole, clip=options.get("clip"))
+        return furthest(expected, weights), same, [losses[0] - before]
+    found = simulate(
+        mlp(stages), loss, whole, schedule=schedule, staleness=staleness, optimizer=sgd, micro_batches=4,
+        accumulate=options.get("accumulate", 1), recompute=options.get("recompute", False),
+    )  # fmt: skip
+    simulated = {f"{i}.{name}": tensor for i, one in enumerate(found.weights) for name, tensor in one.items()}
+    return furthest(simulated, weights), same, [0.0]
+
+
+def replica_that_fails() -> tuple[str, float]:
+    def parts(at: int) -> list[torch.nn.Module]:
+        return [mlp(2)[0], FailsAt(at if ddip.rank() // 2 == 1 else 10**9)]
+
+    torch.manual_seed(0)
+    pipe = pipe_of(parts(7), "1f1b", replicas=2)
+    try:
+        pipe.run(data(4, 12))
+        said = ""
+    except Exception as error:  # noqa: BLE001 - whatever a rank is told
+        said = str(error)
+    return said, pipe.run(data(2, 12)).losses[-1]
+
+
+def replay_again(path: str, stages: int, runs: int) -> str | None:
+    from ddip.pipeline.replay import replay
+
+    batches = data(6, 12, 7, torch.float32)
+    return replay(path, mlp(stages, torch.float32), torch.nn.functional.mse_loss, batches * runs).difference

@@ -79,6 +79,7 @@ void bind_records(py::module_& module) {
       .def_readonly("micro_batches", &Versions::Stepped::micro_batches)
       .def_readonly("count", &Versions::Stepped::count)
       .def_readonly("norm", &Versions::Stepped::norm)
+      .def_readonly("scale", &Versions::Stepped::scale)
       .def_readonly("rates", &Versions::Stepped::rates);
   py::class_<Done>(module, "Done")
       .def_readonly("action", &Done::action)
@@ -118,6 +119,7 @@ void bind_stage(py::module_& module) {
       .def_readwrite("versions", &Stage::versions)
       .def_readwrite("recompute", &Stage::recompute)
       .def_readwrite("clip", &Stage::clip)
+      .def_readwrite("clip_share", &Stage::clip_share)
       .def_property(
           "device", [](const Stage& self) { return self.device; },
           [](Stage& self, at::Device device) { self.device = device; });
@@ -137,11 +139,23 @@ void bind_pipeline(py::module_& module) {
   py::class_<Executor>(module, "Executor")
       .def(py::init([](std::shared_ptr<tensors::Communicator> ranks, std::vector<Stage> stages,
                        const std::vector<std::pair<int, int>>& edges, std::vector<int> rank_of_stage,
-                       std::vector<int> frames) {
-             return std::make_unique<Executor>(std::move(ranks), std::move(stages), ends_of(edges),
-                                               std::move(rank_of_stage), std::move(frames), look_for_signals);
+                       std::vector<int> frames, int replicas, bool global_norm, int norm_delay,
+                       std::vector<int> norm_ranks) {
+             Arrangement arrangement{ends_of(edges), std::move(rank_of_stage), std::move(frames),
+                                     ranks->world() / replicas, replicas};
+             return std::make_unique<Executor>(std::move(ranks), std::move(stages), std::move(arrangement),
+                                               Clipping{global_norm, norm_delay, std::move(norm_ranks)},
+                                               look_for_signals);
            }),
-           py::arg("ranks"), py::arg("stages"), py::arg("edges"), py::arg("rank_of_stage"), py::arg("frames"))
+           py::arg("ranks"), py::arg("stages"), py::arg("edges"), py::arg("rank_of_stage"), py::arg("frames"),
+           py::kw_only(), py::arg("replicas") = 1, py::arg("global_norm") = false, py::arg("norm_delay") = 0,
+           py::arg("norm_ranks") = std::vector<int>())
+      .def_property(
+          "squares",
+          [](Executor& self) { return self.norms() ? self.norms()->squares() : std::map<int64_t, double>(); },
+          [](Executor& self, std::map<int64_t, double> squares) {
+            if (self.norms()) self.norms()->restore(std::move(squares));
+          })
       .def(
           "run",
           [](Executor& self, const std::vector<schedule::Action>& actions, bool training, uint64_t seed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,10 @@ class Pipeline:
     schedule   seq, gpipe, 1f1b, interleaved, zb1, zbv, async_1f1b, virtual_async, 2bw, paci
     staleness  auto, or a policy: none, stash, msnag, … ("msnag+stash"); docs/staleness.md
     optimizer  a function from a list of parameters to an optimizer, called once for each stage
+    clip       the largest norm of a step's gradient. clipping: "global", the norm of all stages together (of some steps before where
+               steps do not wait for each other), "proportional", each stage its share of the limit, by its number of parameters,
+               "local", each stage by itself; "auto" is global where it is exact (synchronous schedules), else local
+    replicas   pipelines side by side, each on its own batches (`replica` says which this is), that step together
     ranks      the communicator, ddip.comm() if not given
     ledger     a file for what was done (docs/ledger.md); program: the "file.py:factory" that replay is to call
     loss       a function of (output, target) that gives the mean over the samples, or (sum, count)
@@ -51,6 +56,8 @@ class Pipeline:
         window: str | Sequence[int] | None = None,
         scheduler: MakeScheduler | None = None,
         clip: float | None = None,
+        clipping: str = "auto",
+        replicas: int = 1,
         precision: str = "fp32",
         recompute: bool | None = None,
         max_staleness: int | None = None,
@@ -66,16 +73,25 @@ class Pipeline:
         self.ranks = comm() if ranks is None else ranks
         if self.ranks.name == "nccl":
             raise ConfigError("backend nccl: a pipeline's messages go through the CPU; expected shm, gloo or mpi")
-        self.parts = parts_of(model, stages if stages is not None else self.ranks.world_size)
+        if replicas < 1 or self.ranks.world_size % replicas:
+            raise ConfigError(f"replicas={replicas}: expected a divisor of the group's {self.ranks.world_size} ranks")
+        self.replicas, self.width = replicas, self.ranks.world_size // replicas
+        self.replica: int = self.ranks.rank // self.width  # which of the pipelines this is
+        self.place: int = self.ranks.rank % self.width  # and which of its ranks
+        self.parts = parts_of(model, stages if stages is not None else self.width)
         self._kinds = [type(part.module).__name__ for part in self.parts]  # for people
         self.ties = tie_stages(self.parts)
         self.modules = [part.module for part in self.parts]
-        self.placement = list(placement) if placement else [i % self.ranks.world_size for i in range(len(self.modules))]
+        self.placement = list(placement) if placement else [i % self.width for i in range(len(self.modules))]
         self.edges = edges_of(self.parts)
-        if set(self.placement) != set(range(self.ranks.world_size)) or len(self.placement) != len(self.modules):
+        if set(self.placement) != set(range(self.width)) or len(self.placement) != len(self.modules):
             raise ConfigError(
-                f"{len(self.modules)} stages on ranks {self.placement} leave some of the group's {self.ranks.world_size} ranks without a stage"
+                f"{len(self.modules)} stages on ranks {self.placement} leave some of the pipeline's {self.width} ranks without a stage"
             )
+        if clip is not None and clip <= 0:
+            raise ConfigError(f"clip={clip}: expected a number above 0")
+        if ledger and replicas > 1:
+            raise ConfigError("ledger= is of one pipeline; expected replicas=1")
         if precision not in ("fp32", "bf16"):
             raise ConfigError(f"precision={precision!r}: expected fp32 or bf16")
         if micro_batches < 1 or accumulate < 1:
@@ -93,6 +109,7 @@ class Pipeline:
         self.micro_batches, self.accumulate = micro_batches, accumulate
         native = engine()
         self.asynchronous = not native.is_synchronous(schedule)
+        self.clipping = clipping_of(clipping, clip, self.asynchronous)
         # Long enough to show what every batch of a longer run will be like.
         self.plan = self.plan_of(8 + warmup + (switch_at or 0))
         self.notes: list[str] = list(self.plan.notes)  # what was asked for and is not so, for people
@@ -110,12 +127,14 @@ class Pipeline:
         self._stages = [
             self._make_stage(index, optimizer, scheduler, clip, recompute)
             for index, rank in enumerate(self.placement)
-            if rank == self.ranks.rank
+            if rank == self.place
         ]
         self._writer = Writer(ledger, self, program) if ledger else None
         self._executor = native.Executor(
-            self.ranks, self._stages, self.edges, self.placement, [max(2, frames) for frames in self.plan.capacity]
-        )
+            self.ranks, self._stages, self.edges, self.placement, [max(2, frames) for frames in self.plan.capacity],
+            replicas=replicas, global_norm=self.clipping == "global", norm_delay=self.norm_delay,
+            norm_ranks=sorted({self.placement[index] for index in range(len(self.modules)) if self.trained_elements(index)}),
+        )  # fmt: skip
 
     # --- what is run
 
@@ -151,13 +170,11 @@ class Pipeline:
             return Report([], [], 0.0, [])
         if training:
             self.plan = self.plan_of(len(source))
-            actions = self.plan.ranks[self.ranks.rank]
+            actions = self.plan.ranks[self.place]
         else:
-            actions = engine().forwards_only(
-                self.edges, self.placement, self.ranks.rank, len(source) * self.micro_batches
-            )
+            actions = engine().forwards_only(self.edges, self.placement, self.place, len(source) * self.micro_batches)
         record = self._executor.run(
-            actions, training=training, seed=self.seed, first_micro_batch=self.micro_batches_done if training else 0,
+            actions, training=training, seed=self.seed + (self.replica << 32), first_micro_batch=self.micro_batches_done if training else 0,
             step_size=self.accumulate if self.asynchronous else 0,
         )  # fmt: skip
         for index, node in record.whole_backwards.items():
@@ -181,7 +198,16 @@ class Pipeline:
 
     def fingerprint(self) -> str:
         return hashlib.sha256(
-            repr((sorted(self.request.items()), self.policy_name, self.seed, self.precision)).encode()
+            repr(
+                (
+                    sorted(self.request.items()),
+                    self.policy_name,
+                    self.seed,
+                    self.precision,
+                    self.replicas,
+                    self.clipping,
+                )
+            ).encode()
         ).hexdigest()
 
     def _report(self, record: Any, batches: int) -> Report:
@@ -238,6 +264,30 @@ class Pipeline:
     def load(self, path: str | Path) -> None:
         """What save wrote, into a pipeline that was made with the same arguments. All ranks call it."""
         saving.load(self, path)
+
+    @property
+    def squares(self) -> dict[int, float]:
+        """Of late global norms: those of the last steps, for a run that goes on from here."""
+        return dict(self._executor.squares)
+
+    @squares.setter
+    def squares(self, squares: dict[int, float]) -> None:
+        self._executor.squares = squares
+
+    def trained_elements(self, index: int) -> int:
+        return sum(p.numel() for p in self.modules[index].parameters() if p.requires_grad)
+
+    def clip_share(self, index: int) -> float:
+        """Stages whose gradients have each its share of the norm have the whole norm together."""
+        everything = sum(self.trained_elements(other) for other in range(len(self.modules)))
+        return math.sqrt(self.trained_elements(index) / everything) if everything else 1.0
+
+    @property
+    def norm_delay(self) -> int:
+        """How many steps old a global norm is: so many that nobody waits for it."""
+        if not self.asynchronous:
+            return 0
+        return 1 + max((action.staleness for actions in self.plan.ranks for action in actions), default=0)
 
     # --- making
 
@@ -314,6 +364,9 @@ class Pipeline:
             stage.device = next(iter(trained.values())).device
         stage.recompute = bool(recompute) and not last
         stage.clip = clip or 0.0
+        stage.clip_share = self.clip_share(index)
+        if self.clipping == "proportional":
+            stage.clip *= stage.clip_share
 
         part = self.parts[index]
 
@@ -343,6 +396,14 @@ class Pipeline:
 
     def _autocast(self, device: torch.device) -> Any:
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
+
+
+def clipping_of(asked: str, clip: float | None, asynchronous: bool) -> str:
+    if asked not in ("auto", "local", "proportional", "global"):
+        raise ConfigError(f"clipping={asked!r}: expected auto, local, proportional or global")
+    if clip is None:
+        return "local"
+    return ("local" if asynchronous else "global") if asked == "auto" else asked
 
 
 def sample_of(found: tuple[Any, Any, int]) -> Any:

@@ -50,7 +50,7 @@ RECORDS: dict[str, tuple[Json, Json]] = {
     "weight_gradient": ({"stage": COUNT, "micro_batch": COUNT}, {}),
     "step": (
         {"stage": COUNT, "step": COUNT, "micro_batches": COUNTS, "count": COUNT, "rates": NUMBERS, "sha256": HASH},
-        {"share": COUNTS, "gradient": HASH},
+        {"share": COUNTS, "gradient": HASH, "norm": NUMBER},
     ),
     "drain": ({"stage": COUNT, "version": COUNT, "sha256": HASH}, {}),
 }
@@ -149,7 +149,7 @@ def _checked_header(values: Json, where: str) -> Json:
         raise ConfigError(f'{where}: not a ledger; expected a header, that is "kind": "header"')
     if values.get("format") != FORMAT:
         raise ConfigError(f"{where}: format {values.get('format')!r}; this ddip reads format {FORMAT}")
-    _check_keys(values, HEADER, {"takes": ROUTES, "gives": ROUTES}, where)
+    _check_keys(values, HEADER, {"takes": ROUTES, "gives": ROUTES, "clipping": TEXT, "norm_delay": COUNT}, where)
     stages = values["stages"]
     if stages < 1:
         raise ConfigError(f"{where}: stages 0; expected at least 1")
@@ -158,8 +158,12 @@ def _checked_header(values: Json, where: str) -> Json:
     for key in ("optimizer", "mean_staleness", "initial", *(["takes", "gives"] if "takes" in values else [])):
         if len(values[key]) != stages:
             raise ConfigError(f"{where}: {key} has {len(values[key])} entries; expected one per stage, {stages}")
-    for key, allowed in (("precision", ["fp32", "bf16"]), ("order", ["plan", "ready"])):
-        if values[key] not in allowed:
+    for key, allowed in (
+        ("precision", ["fp32", "bf16"]),
+        ("order", ["plan", "ready"]),
+        ("clipping", ["local", "proportional", "global"]),
+    ):
+        if values.get(key, "local" if key == "clipping" else None) not in allowed:
             raise ConfigError(f"{where}: {key} {values[key]!r}; expected {' or '.join(allowed)}")
     for key in ("split", "accumulate", "threads"):
         if values[key] < 1:

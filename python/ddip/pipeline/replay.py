@@ -68,6 +68,12 @@ class Interpreter:
             lent = {tie.value for tie in ties}
             stages = wrapped(stages, [[name for name in given if name not in lent] for given in header["gives"]], ties)
         self.stages = [Stage(index, module, loss, header) for index, module in enumerate(stages)]
+        self.clipping, self.norm_delay = header.get("clipping", "local"), header.get("norm_delay", 0)
+        elements = [sum(stage.weights[name].numel() for name in stage.trained) for stage in self.stages]
+        self.shares = [math.sqrt(count / max(1, sum(elements))) for count in elements]
+        for stage, share in zip(self.stages, self.shares, strict=True):
+            if self.clipping == "proportional" and stage.clip is not None:
+                stage.clip *= share
         self.data = micro_batches_of(batches, header["split"])
         if len(self.data) != header["micro_batches"]:
             raise ConfigError(f"the ledger has {header['micro_batches']} micro-batches, the program {len(self.data)}")
@@ -91,6 +97,7 @@ class Interpreter:
         try:
             self._check_machine()
             self._run_all()
+            self._check_norms()
         except Difference as difference:
             self.result.difference = str(difference)
         finally:
@@ -264,11 +271,34 @@ class Interpreter:
         if len(values["rates"]) != len(stage.groups):
             raise Difference(f"{len(values['rates'])} rates for {len(stage.groups)} groups")
         divisor = float(values["count"]) * stage.loss_scale
-        gradient = stage.step(values["micro_batches"], divisor, values["rates"], values.get("share"))
+        gradient = stage.step(
+            values["micro_batches"], divisor, values["rates"], values.get("share"), self._norm(record, stage)
+        )
         if self.fill or "gradient" in values:
             self._agree(record, "gradient", hash_of(stage.module, gradient))
         self._agree(record, "sha256", hash_of(stage.module, stage.weights))
         self.result.steps += 1
+
+    def _norm(self, record: Record, stage: Stage) -> float | None:
+        """The norm of all stages that a step was clipped by. It is believed here, and looked at when all stages have stepped."""
+        if self.clipping != "global":
+            return None
+        if "norm" not in record.values:
+            raise Difference("a step that is clipped by the norm of all stages has no norm")
+        early = record.values["step"] <= self.norm_delay
+        stage.clip = self.ledger.header["clip"] * (self.shares[stage.index] if early else 1.0)
+        return float(record.values["norm"])
+
+    def _check_norms(self) -> None:
+        for record in self.ledger.records if self.clipping == "global" else []:
+            if record.kind != "step":
+                continue
+            step, said = record.values["step"] - 1, record.values["norm"]
+            whose = [self.stages[record.stage]] if step < self.norm_delay else [s for s in self.stages if s.trained]
+            at = step if step < self.norm_delay else step - self.norm_delay
+            here = math.hypot(*(stage.norms[at] for stage in whose))
+            if not math.isclose(here, said, rel_tol=1e-6):
+                raise Difference(f"{_name(record)}: norm is {here:.9g}, the ledger says {said:.9g}")
 
     def _drain(self, record: Record, stage: Stage) -> None:
         if stage.flights:

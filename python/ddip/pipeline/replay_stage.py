@@ -97,6 +97,7 @@ class Stage:
         self.pending: dict[int, Weights] = {}  # gradients since the last step, in the order in which they came
         self.samples: dict[int, int] = {}  # what each pending gradient counts for
         self.loss_scale = 1.0
+        self.norms: list[float] = []  # of each step's gradient, before it was clipped
         self.forwards = 0
         self.gives: list[str] = header["gives"][index] if "gives" in header else []
         self._check_parameters()
@@ -259,11 +260,23 @@ class Stage:
 
     # ---- step
 
-    def step(self, micro_batches: list[int], divisor: float, rates: list[float], share: list[int] | None) -> Weights:
-        """Divides, clips, steps. The gradient that the optimizer saw. REQUIRES: every micro-batch is pending."""
+    def step(
+        self,
+        micro_batches: list[int],
+        divisor: float,
+        rates: list[float],
+        share: list[int] | None,
+        norm: float | None = None,
+    ) -> Weights:
+        """Divides, clips, steps. The gradient that the optimizer saw. `norm`: to clip by another than the stage's own.
+        REQUIRES: every micro-batch is pending."""
         gradient = {name: self._sum(name, micro_batches).div_(divisor) for name in self.trained}
         if self.clip is not None:
-            _clip([gradient[name] for name in self.trained], self.clip)
+            gradients = [gradient[name] for name in self.trained]
+            self.norms.append(_norm(gradients))
+            scale = self.clip / ((self.norms[-1] if norm is None else norm) + 1e-6)
+            for one in gradients if scale < 1 else []:
+                one.mul_(scale)
         old, new = self.weights, dict(self.weights)
         for group, scheduled, spike in zip(self.groups, rates, self.spikes, strict=True):
             rate = self._rate(scheduled, share)
@@ -286,13 +299,10 @@ class Stage:
         return rate if self.pipemare is None else self.pipemare.rate(rate, self.version)
 
 
-def _clip(gradients: list[Tensor], largest: float) -> None:
-    """The norm is that of the flat buffer: each parameter begins at a multiple of 64 bytes, zeros between."""
+def _norm(gradients: list[Tensor]) -> float:
+    """That of the flat buffer: each parameter begins at a multiple of 64 bytes, zeros between."""
     pieces = []
     for gradient in gradients:
         step = 64 // gradient.element_size()
         pieces.append(torch.nn.functional.pad(gradient.reshape(-1), (0, -gradient.numel() % step)))
-    scale = largest / (torch.linalg.vector_norm(torch.cat(pieces)).item() + 1e-6)
-    if scale < 1:
-        for gradient in gradients:
-            gradient.mul_(scale)
+    return float(torch.linalg.vector_norm(torch.cat(pieces)))

@@ -21,11 +21,14 @@ FORMAT = 1
 def save(pipe: Pipeline, path: str | Path) -> None:
     """All ranks. Rank 0 writes; a crash leaves the old file or the new one."""
     mine = {index: stage_state(pipe, index) for index in pipe.mine}
-    whole = {index: state for part in gather_objects(mine, pipe.ranks) for index, state in part.items()}
+    everybody = gather_objects((mine, pipe.squares), pipe.ranks)
+    whole = {index: state for part, _ in everybody for index, state in part.items()}
+    squares = max((squares for _, squares in everybody), key=len)  # a rank without weights has none
     failure = ""
     if pipe.ranks.rank == 0:
         try:
-            write({"format": FORMAT, "stages": whole, "micro_batches": pipe.micro_batches_done}, Path(path))
+            state = {"format": FORMAT, "stages": whole, "micro_batches": pipe.micro_batches_done, "squares": squares}
+            write(state, Path(path))
         except OSError as error:
             failure = f"{path}: {error.strerror}"
     failure = broadcast_object(failure, ranks=pipe.ranks)
@@ -50,6 +53,7 @@ def load(pipe: Pipeline, path: str | Path) -> None:
     for index in pipe.mine:
         restore_stage(pipe, index, found["stages"][index], path)
     pipe.micro_batches_done = found["micro_batches"]
+    pipe.squares = found["squares"]
 
 
 def write(state: dict[str, Any], path: Path) -> None:

@@ -95,6 +95,8 @@ class Writer:
                 "kind": "step", "stage": stage, "step": self.steps[stage], "count": int(stepped.count),
                 "micro_batches": [first + k for k in stepped.micro_batches], **noted,
             }  # fmt: skip
+            if self.pipe.clipping == "global":
+                line["norm"] = stepped.norm
             if self.pipe.asynchronous and len(stepped.micro_batches) < self.pipe.accumulate:
                 line["share"] = [len(stepped.micro_batches), self.pipe.accumulate]
             return line
@@ -163,6 +165,8 @@ class Writer:
             "capability": torch.backends.cpu.get_cpu_capability(), "seed": pipe.seed, "program": self.program,
             "initial": [stage["initial"] for stage in stages],
         }  # fmt: skip
+        if pipe.clip is not None:
+            header |= {"clipping": pipe.clipping, "norm_delay": pipe.norm_delay}
         if any(part.gives for part in pipe.parts):
             header["takes"] = [part.takes for part in pipe.parts]
             header["gives"] = [part.gives for part in pipe.parts]

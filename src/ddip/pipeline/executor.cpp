@@ -34,14 +34,12 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+int before(int replica, int replicas) { return (replica + replicas - 1) % replicas; }
+
 // An error of Python's has its traceback behind it; that is shown where it happened.
 std::string first_line(const char* text) {
   std::string line(text);
   return line.substr(0, line.find('\n'));
-}
-
-size_t channel_of(const Action& action) {
-  return schedule::channel_of(action.edge, action.direction == Direction::gradient);
 }
 
 // Everything a forward may change beside its result, put back afterwards: a recomputation must not count twice.
@@ -73,32 +71,40 @@ Value copied(const Value& value) {
 
 }  // namespace
 
-Executor::Executor(std::shared_ptr<tensors::Communicator> ranks, std::vector<Stage> stages,
-                   std::vector<schedule::Edge> edges, std::vector<int> rank_of_stage, std::vector<int> frames,
-                   Poll poll)
+Executor::Executor(std::shared_ptr<tensors::Communicator> ranks, std::vector<Stage> stages, Arrangement arrangement,
+                   Clipping clipping, Poll poll)
     : ranks_(std::move(ranks)),
       stages_(std::move(stages)),
-      edges_(std::move(edges)),
-      rank_of_stage_(std::move(rank_of_stage)),
+      arrangement_(std::move(arrangement)),
+      replica_(ranks_->rank() / arrangement_.width),
+      clipping_(std::move(clipping)),
+      wiring_(arrangement_, clipping_.global ? clipping_.delay + 2 : 0),
       interrupted_(std::move(poll)),
       poll_([this] { this->poll(); }) {
-  const int tags = first_tag(*ranks_, static_cast<int>(edges_.size()) * 2 * kTagsOfAChannel + 1);
+  const std::vector<Link>& links = wiring_.links();
+  const int tags = first_tag(*ranks_, static_cast<int>(links.size()) * kTagsOfAChannel + 1);
+  const int me = ranks_->rank();
   std::set<int> neighbours;
-  for (size_t edge = 0; edge < edges_.size(); ++edge) {
-    int from = rank_of_stage_.at(static_cast<size_t>(edges_[edge].from));
-    int to = rank_of_stage_.at(static_cast<size_t>(edges_[edge].to));
-    if (from == to) continue;
-    for (bool gradient : {false, true}) {
-      size_t channel = schedule::channel_of(static_cast<int>(edge), gradient);
-      int sender = gradient ? to : from, receiver = gradient ? from : to;
-      int tag = tags + 1 + static_cast<int>(channel) * kTagsOfAChannel;
-      if (ranks_->rank() == sender) senders_.try_emplace(channel, ranks_, Address{receiver, tag}, frames.at(channel));
-      if (ranks_->rank() == receiver) receivers_.try_emplace(channel, ranks_, Address{sender, tag}, frames.at(channel));
-      if (ranks_->rank() == sender) neighbours.insert(receiver);
-      if (ranks_->rank() == receiver) neighbours.insert(sender);
-    }
+  for (size_t number = 0; number < links.size(); ++number) {
+    const auto& [from, to, frames] = links[number];
+    if (from == to || (me != from && me != to)) continue;
+    int tag = tags + 1 + static_cast<int>(number) * kTagsOfAChannel;
+    if (me == from) senders_.try_emplace(number, ranks_, Address{to, tag}, frames);
+    if (me == to) receivers_.try_emplace(number, ranks_, Address{from, tag}, frames);
+    neighbours.insert(me == from ? to : from);
   }
   alarms_ = std::make_unique<Alarms>(ranks_, std::vector<int>(neighbours.begin(), neighbours.end()), tags);
+  const int here = me % arrangement_.width;
+  int trained = 0;
+  for (const Stage& stage : stages_) trained += stage.versions ? 1 : 0;
+  if (!clipping_.global || trained == 0) return;
+  std::vector<Norms::Peer> peers;
+  for (int rank : clipping_.ranks) {
+    if (rank == here) continue;
+    peers.push_back(
+        {rank, &senders_.at(wiring_.norm(replica_, here, rank)), &receivers_.at(wiring_.norm(replica_, rank, here))});
+  }
+  norms_ = std::make_unique<Norms>(here, std::move(peers), trained, clipping_.delay);
 }
 
 void Executor::poll() {
@@ -114,8 +120,13 @@ Stage& Executor::stage(int index) {
 }
 
 bool Executor::is_local(int edge) const {
-  const schedule::Edge& ends = edges_.at(static_cast<size_t>(edge));
-  return rank_of_stage_.at(static_cast<size_t>(ends.from)) == rank_of_stage_.at(static_cast<size_t>(ends.to));
+  const schedule::Edge& ends = arrangement_.edges.at(static_cast<size_t>(edge));
+  return arrangement_.rank_of_stage.at(static_cast<size_t>(ends.from)) ==
+         arrangement_.rank_of_stage.at(static_cast<size_t>(ends.to));
+}
+
+size_t Executor::link_of(const Action& action) const {
+  return wiring_.edge(replica_, schedule::channel_of(action.edge, action.direction == Direction::gradient));
 }
 
 std::string Executor::place(const Action& action) const {
@@ -132,7 +143,7 @@ Record Executor::run(const std::vector<Action>& actions, const RunOptions& optio
   record_.actions.reserve(actions.size());
   flights_.clear();
   uint64_t sent_before = 0;
-  for (const auto& [channel, sender] : senders_) sent_before += sender.bytes();
+  for (const auto& [link, sender] : senders_) sent_before += sender.bytes();
   const Action* now = nullptr;
   try {
     prepare(actions);
@@ -145,7 +156,8 @@ Record Executor::run(const std::vector<Action>& actions, const RunOptions& optio
       done.end = seconds_since(start);
       record_.actions.push_back(std::move(done));
     }
-    for (auto& [channel, sender] : senders_) sender.flush(poll_);
+    if (norms_) norms_->settle(poll_);
+    for (auto& [link, sender] : senders_) sender.flush(poll_);
   } catch (const PeerLost&) {
     reset();  // nothing can be agreed upon with a rank that is gone
     throw;
@@ -161,7 +173,7 @@ Record Executor::run(const std::vector<Action>& actions, const RunOptions& optio
   for (Stage& stage : stages_) {
     if (stage.versions) stage.versions->settle();
   }
-  for (const auto& [channel, sender] : senders_) record_.bytes_sent += sender.bytes();
+  for (const auto& [link, sender] : senders_) record_.bytes_sent += sender.bytes();
   record_.bytes_sent -= sent_before;
   return std::move(record_);
 }
@@ -181,13 +193,26 @@ void Executor::prepare(const std::vector<Action>& actions) {
     double mean = reads.empty() ? 0 : staleness / static_cast<double>(reads.size());
     stage.versions->begin(options_.training ? reads : std::vector<int64_t>{}, mean, std::max(options_.step_size, 1));
   }
-  std::map<size_t, int64_t> coming;
+  std::map<size_t, int64_t> coming;  // by link
+  std::map<int, int64_t> steps;      // by stage
+  waiting_.clear();
   split_stages_.clear();
   for (const Action& action : actions) {
-    if (action.kind == Kind::receive) ++coming[channel_of(action)];
+    if (action.kind == Kind::receive) ++coming[link_of(action)];
     if (action.kind == Kind::weight_gradient) split_stages_.insert(action.stage);
+    if (action.kind == Kind::step && stage(action.stage).versions) ++steps[action.stage];
   }
-  for (auto& [channel, receiver] : receivers_) receiver.expect(coming[channel]);
+  int64_t most = 0;
+  for (auto [index, count] : steps) {
+    if (arrangement_.replicas > 1)
+      coming[wiring_.sum(index, before(replica_, arrangement_.replicas))] += count * ring_of(stage(index)).messages();
+    most = std::max(most, count);
+  }
+  if (norms_) {
+    for (int rank : clipping_.ranks) coming[wiring_.norm(replica_, rank, ranks_->rank() % arrangement_.width)] += most;
+    norms_->begin();
+  }
+  for (auto& [link, receiver] : receivers_) receiver.expect(coming[link]);
 }
 
 void Executor::execute(const Action& action, Done& done) {
@@ -210,7 +235,7 @@ void Executor::execute(const Action& action, Done& done) {
 }
 
 void Executor::receive(const Action& action) {
-  Message message = receivers_.at(channel_of(action)).receive(poll_);
+  Message message = receivers_.at(link_of(action)).receive(poll_);
   if (message.micro_batch != action.micro_batch)
     throw ProtocolError(fmt::format("micro-batch {} was expected, {} came", action.micro_batch, message.micro_batch));
   message.value = to_device(message.value, stage(action.stage).device);
@@ -231,7 +256,7 @@ void Executor::send(const Action& action) {
     message.value = std::move(value->second);
     values.erase(value);
   }
-  senders_.at(channel_of(action)).send(message, poll_);
+  senders_.at(link_of(action)).send(message, poll_);
   if (gradient) end_if_over(action);
   if (!gradient && !options_.training && now.outputs.empty()) flights_.erase({action.stage, action.micro_batch});
 }
@@ -250,7 +275,7 @@ void Executor::take_inputs(const Action& action, Flight& now) {
     auto message = now.arrived.find(edge);
     if (message == now.arrived.end())
       throw ConfigError(fmt::format("the plan has the forward before its input from stage {}",
-                                    edges_.at(static_cast<size_t>(edge)).from));
+                                    arrangement_.edges.at(static_cast<size_t>(edge)).from));
     now.samples = static_cast<int64_t>(message->second.count);
     now.fingerprint = message->second.fingerprint;
     now.inputs.push_back(std::move(message->second.value));
@@ -303,6 +328,11 @@ void Executor::compute(const Action& action, Flight& now, bool with_graph, bool 
 void Executor::forward(const Action& action, Done& done) {
   Stage& here = stage(action.stage);
   Flight& now = flight(action);
+  for (const Waiting& waiting : waiting_) {
+    if (waiting.stage == &here)
+      throw ConfigError(
+          "clipping='global': the plan goes on before all stages of this rank have stepped; expected 'local'");
+  }
   take_inputs(action, now);
   done.count = static_cast<double>(now.samples);
   if (now.samples == 0) {
@@ -332,7 +362,7 @@ void Executor::forward(const Action& action, Done& done) {
         .micro_batch = action.micro_batch, .count = static_cast<double>(now.samples), .fingerprint = now.fingerprint};
     if (now.samples > 0) message.value = copied(now.outputs.at(edge));
     now.outputs.erase(edge);
-    flights_[{edges_[static_cast<size_t>(edge)].to, action.micro_batch}].arrived[edge] = std::move(message);
+    flights_[{arrangement_.edges[static_cast<size_t>(edge)].to, action.micro_batch}].arrived[edge] = std::move(message);
   }
   if (!options_.training && now.outputs.empty()) {
     bool sends = false;
@@ -372,7 +402,7 @@ void Executor::backward(const Action& action, Done& done) {
     int edge = here.incoming[i];
     Value gradients = now.samples > 0 ? now.entries[i].gradients() : Value{};
     if (is_local(edge)) {
-      flights_[{edges_[static_cast<size_t>(edge)].from, action.micro_batch}].gradients[edge] = {
+      flights_[{arrangement_.edges[static_cast<size_t>(edge)].from, action.micro_batch}].gradients[edge] = {
           .micro_batch = action.micro_batch, .count = now.loss_count, .value = std::move(gradients)};
     } else {
       now.input_gradients[edge] = std::move(gradients);
@@ -418,10 +448,43 @@ void Executor::end_if_over(const Action& action) {
   if (now.input_gradients.empty() && !now.later) flights_.erase({action.stage, action.micro_batch});
 }
 
+Ring Executor::ring_of(const Stage& stage) {
+  Ring ring{.place = replica_, .members = arrangement_.replicas};
+  if (arrangement_.replicas > 1) {
+    ring.next = &senders_.at(wiring_.sum(stage.index, replica_));
+    ring.previous = &receivers_.at(wiring_.sum(stage.index, before(replica_, arrangement_.replicas)));
+  }
+  return ring;
+}
+
 void Executor::step(const Action& action, Done& done) {
   Stage& here = stage(action.stage);
   if (!here.versions) return;
-  done.stepped = here.versions->step(here.clip, options_.step_size);
+  Counts all = here.versions->summed();
+  if (arrangement_.replicas > 1)
+    all = sum_over_replicas(ring_of(here), here.versions->weights().gradient(), all, poll_);
+  here.versions->divide(all.count);
+  if (!norms_) return step(here, all, here.clip > 0 ? here.versions->norm() : std::optional<double>(), here.clip, done);
+
+  double norm = here.versions->norm();
+  int64_t number = here.versions->steps();
+  bool complete = norms_->tell(number, norm * norm, poll_);
+  if (norms_->delay() > 0) {
+    std::optional<double> whole = norms_->ask(number, poll_);
+    return whole ? step(here, all, whole, here.clip, done) : step(here, all, norm, here.clip * here.clip_share, done);
+  }
+  waiting_.push_back({&here, all, record_.actions.size()});
+  if (!complete) return;
+  std::optional<double> whole = norms_->ask(number, poll_);
+  for (const Waiting& waiting : std::exchange(waiting_, {}))
+    step(*waiting.stage, waiting.all, whole, waiting.stage->clip,
+         waiting.place < record_.actions.size() ? record_.actions[waiting.place] : done);
+}
+
+void Executor::step(Stage& here, const Counts& all, std::optional<double> norm, double clip, Done& done) {
+  Versions::Limit limit;
+  if (norm) limit = {.norm = *norm, .scale = std::min(1.0, clip / (*norm + 1e-6))};
+  done.stepped = here.versions->step(all, limit, options_.step_size);
   done.count = done.stepped.count;
 }
 
@@ -438,6 +501,8 @@ void Executor::fail(const std::string& why) {
 
 void Executor::reset() {
   flights_.clear();
+  waiting_.clear();
+  if (norms_) norms_->reset();
   for (Stage& stage : stages_) {
     if (stage.versions) stage.versions->reset();
   }
@@ -445,17 +510,17 @@ void Executor::reset() {
 
 void Executor::agree(const std::string& why) {
   if (!why.empty()) alarms_->raise(why);
-  size_t channels = edges_.size() * 2;
-  at::Tensor table = at::zeros({static_cast<int64_t>(1 + 2 * channels)}, at::kLong);
+  size_t links = wiring_.links().size();
+  at::Tensor table = at::zeros({static_cast<int64_t>(1 + 2 * links)}, at::kLong);
   auto* cells = table.mutable_data_ptr<int64_t>();
   cells[0] = why.empty() ? 0 : 1;
-  for (const auto& [channel, sender] : senders_) cells[1 + channel] = sender.sent();
-  for (const auto& [channel, receiver] : receivers_) cells[1 + channels + channel] = receiver.posted();
+  for (const auto& [link, sender] : senders_) cells[1 + link] = sender.sent();
+  for (const auto& [link, receiver] : receivers_) cells[1 + links + link] = receiver.posted();
   ranks_->all_reduce(table);
   if (cells[0] == 0) return;
   if (why.empty()) alarms_->raise("");  // every rank does, so that all of them know how many come
-  for (auto& [channel, sender] : senders_) sender.level(cells[1 + channels + channel], interrupted_);
-  for (auto& [channel, receiver] : receivers_) receiver.level(cells[1 + channel], interrupted_);
+  for (auto& [link, sender] : senders_) sender.level(cells[1 + links + link], interrupted_);
+  for (auto& [link, receiver] : receivers_) receiver.level(cells[1 + link], interrupted_);
   alarms_->settle(interrupted_);
   constexpr int64_t kText = 1024;
   at::Tensor text = at::zeros({kText}, at::kByte);

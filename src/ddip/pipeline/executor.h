@@ -16,10 +16,11 @@
 #include "ddip/pipeline/alarm.h"
 #include "ddip/pipeline/border.h"
 #include "ddip/pipeline/channel.h"
+#include "ddip/pipeline/norms.h"
 #include "ddip/pipeline/record.h"
 #include "ddip/pipeline/split_backward.h"
 #include "ddip/pipeline/stage.h"
-#include "ddip/schedule/plan.h"
+#include "ddip/pipeline/wiring.h"
 
 namespace ddip::pipeline {
 
@@ -31,16 +32,24 @@ struct RunOptions {
   int step_size = 0;
 };
 
+// Whose gradients a step's limit looks at.
+struct Clipping {
+  bool global = false;     // all stages', otherwise each its own
+  int delay = 0;           // steps: how old the norm of all stages is
+  std::vector<int> ranks;  // of a replica, that have weights
+};
+
 class Executor {
  public:
-  // All ranks together, with the same edges. `rank_of_stage` by stage; `frames` by channel: what may be under way.
-  Executor(std::shared_ptr<tensors::Communicator> ranks, std::vector<Stage> stages, std::vector<schedule::Edge> edges,
-           std::vector<int> rank_of_stage, std::vector<int> frames, Poll poll);
+  // All ranks together, with the same arrangement.
+  Executor(std::shared_ptr<tensors::Communicator> ranks, std::vector<Stage> stages, Arrangement arrangement,
+           Clipping clipping, Poll poll);
 
   // All ranks together. Throws what a stage threw, or StageFailed.
   Record run(const std::vector<schedule::Action>& actions, const RunOptions& options);
 
   const std::vector<Stage>& stages() const { return stages_; }
+  Norms* norms() { return norms_.get(); }  // null: none are exchanged
 
  private:
   // A micro-batch between its forward and its backward on one stage.
@@ -63,6 +72,7 @@ class Executor {
   Stage& stage(int index);
   Flight& flight(const schedule::Action& action) { return flights_[{action.stage, action.micro_batch}]; }
   bool is_local(int edge) const;
+  size_t link_of(const schedule::Action& action) const;
   void execute(const schedule::Action& action, Done& done);
   void receive(const schedule::Action& action);
   void send(const schedule::Action& action);
@@ -74,6 +84,8 @@ class Executor {
   void weight_gradients(const schedule::Action& action, Done& done);
   void end_if_over(const schedule::Action& action);
   void step(const schedule::Action& action, Done& done);
+  void step(Stage& stage, const Counts& all, std::optional<double> norm, double clip, Done& done);
+  Ring ring_of(const Stage& stage);
 
   void prepare(const std::vector<schedule::Action>& actions);
   void poll();
@@ -84,18 +96,28 @@ class Executor {
 
   const std::shared_ptr<tensors::Communicator> ranks_;
   std::vector<Stage> stages_;
-  const std::vector<schedule::Edge> edges_;
-  const std::vector<int> rank_of_stage_;
+  const Arrangement arrangement_;
+  const int replica_;
+  const Clipping clipping_;
+  const Wiring wiring_;
   const Poll interrupted_;
   const Poll poll_;  // interrupts and alarms
   std::unique_ptr<Alarms> alarms_;
-  std::map<size_t, Sender> senders_;      // by channel
+  std::map<size_t, Sender> senders_;      // by link
   std::map<size_t, Receiver> receivers_;  // likewise
+  std::unique_ptr<Norms> norms_;
   // of one run
   RunOptions options_;
   Record record_;
   std::map<std::pair<int, int64_t>, Flight> flights_;
   std::set<int> split_stages_;  // the plan has their backwards in two parts
+  // Steps that wait for the norm of this rank's other stages, with the place of their record.
+  struct Waiting {
+    Stage* stage;
+    Counts all;
+    size_t place;
+  };
+  std::vector<Waiting> waiting_;
 };
 
 }  // namespace ddip::pipeline

@@ -40,6 +40,8 @@ struct Stage {
   // The forward keeps no graph and runs again right before its backward.
   bool recompute = false;
   double clip = 0;  // largest norm of a step's gradient; 0: any
+  // Of the whole model's norm, what this stage is expected to have: for the first steps of a late global norm.
+  double clip_share = 1;
 };
 
 }  // namespace ddip::pipeline

@@ -151,23 +151,25 @@ void Versions::keep_truth() {
   kept_[version_] = kept;
 }
 
-Versions::Stepped Versions::step(double clip, int full) {
+void Versions::divide(double count) {
   at::NoGradGuard quiet;
-  Stepped done{.micro_batches = summed_, .count = count_};
+  if (count > 0) weights_->gradient().div_(count);
+}
+
+double Versions::norm() const { return at::linalg_vector_norm(weights_->gradient()).item<double>(); }
+
+Versions::Stepped Versions::step(const Counts& all, const Limit& limit, int64_t full) {
+  at::NoGradGuard quiet;
+  Stepped done{.micro_batches = summed_, .count = all.count, .norm = limit.norm, .scale = limit.scale};
   const at::Tensor& gradient = weights_->gradient();
-  if (count_ > 0) {
-    gradient.div_(count_);
-    if (clip > 0) {
-      done.norm = at::linalg_vector_norm(gradient).item<double>();
-      double scale = clip / (done.norm + 1e-6);
-      if (scale < 1) gradient.mul_(scale);
-    }
+  if (all.count > 0) {
+    if (limit.scale < 1) gradient.mul_(limit.scale);
     // Who still needs the weights of before gets a copy now; until now the true ones were enough.
     keep_truth();
     staleness::Step step{.gradient = gradient, .mean_staleness = mean_staleness_};
     for (const auto& rates : asks_.rates(1)) {
       double rate = rates[0];
-      if (full > 0 && static_cast<int>(summed_.size()) < full) rate = rate * static_cast<double>(summed_.size()) / full;
+      if (all.micro_batches < full) rate = rate * static_cast<double>(all.micro_batches) / static_cast<double>(full);
       step.rates.push_back(rate);
     }
     if (needs_.weights_before_step) step.weights_before = weights_->truth().clone();

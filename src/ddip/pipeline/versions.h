@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 
+#include "ddip/pipeline/replica_sum.h"
 #include "ddip/pipeline/weights.h"
 #include "ddip/staleness/policy.h"
 
@@ -58,15 +59,26 @@ class Versions {
   // A micro-batch whose backward will not come (evaluation, failure).
   void forget(const Used& used);
 
-  // Divides the sum, clips (0: not), steps. `full`: micro-batches of a full step; one of fewer has a smaller rate. 0:
-  // any number is a full step.
+  // What has been summed since the last step, here alone; the caller sums it over replicas.
+  Counts summed() const { return {count_, static_cast<int64_t>(summed_.size())}; }
+  // Makes a mean of the sum. `count`: what it is a sum over, of all replicas.
+  void divide(double count);
+  double norm() const;                                 // of the mean
+  int64_t steps() const { return version_ - first_; }  // in this run
+
   struct Stepped {
     std::vector<int64_t> micro_batches;
     double count = 0;
-    double norm = 0;  // 0: not asked for
+    double norm = 0;   // that was limited; 0: not asked for
+    double scale = 1;  // that the limit made of it
     std::vector<double> rates;
   };
-  Stepped step(double clip, int full);
+  struct Limit {
+    double norm = 0, scale = 1;
+  };
+  // With the mean. `all`: of all replicas; `full`: micro-batches of a full step, one of fewer has a smaller rate; 0:
+  // any number is a full step.
+  Stepped step(const Counts& all, const Limit& limit, int64_t full);
 
   // The module computes with the newest true weights, as for evaluation and for anybody who looks at it.
   void settle() { weights_->load_truth(version_); }

@@ -1,0 +1,46 @@
+#include "ddip/pipeline/replica_sum.h"
+
+namespace ddip::pipeline {
+namespace {
+
+at::Tensor piece_of(const at::Tensor& flat, int piece, int pieces) {
+  piece = (piece % pieces + pieces) % pieces;
+  int64_t begin = flat.numel() * piece / pieces, end = flat.numel() * (piece + 1) / pieces;
+  return flat.narrow(0, begin, end - begin);
+}
+
+void pass_on(const Ring& ring, const at::Tensor& tensor, const Poll& poll) {
+  ring.next->send({.count = 1, .value = {tensor}}, poll);
+}
+
+at::Tensor take(const Ring& ring, const Poll& poll) { return *ring.previous->receive(poll).value.tensor(); }
+
+}  // namespace
+
+Counts sum_over_replicas(const Ring& ring, const at::Tensor& gradient, const Counts& mine, const Poll& poll) {
+  const int members = ring.members, place = ring.place;
+  for (int turn = 0; turn < members - 1; ++turn) {
+    pass_on(ring, piece_of(gradient, place - turn, members), poll);
+    piece_of(gradient, place - turn - 1, members).add_(take(ring, poll).to(gradient.device()));
+  }
+  for (int turn = 0; turn < members - 1; ++turn) {
+    pass_on(ring, piece_of(gradient, place + 1 - turn, members), poll);
+    piece_of(gradient, place - turn, members).copy_(take(ring, poll));
+  }
+  Counts all;
+  at::Tensor known = at::zeros({members, 2}, at::kDouble);
+  known[place][0] = mine.count;
+  known[place][1] = static_cast<double>(mine.micro_batches);
+  for (int turn = 0; turn < members - 1; ++turn) {
+    int theirs = (place - turn - 1 + members) % members;
+    pass_on(ring, known[(place - turn + members) % members].clone(), poll);
+    known[theirs].copy_(take(ring, poll));
+  }
+  for (int member = 0; member < members; ++member) {  // in this order on all of them
+    all.count += known[member][0].item<double>();
+    all.micro_batches = std::max(all.micro_batches, static_cast<int64_t>(known[member][1].item<double>()));
+  }
+  return all;
+}
+
+}  // namespace ddip::pipeline
