@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -690,3 +691,64 @@ def replay_again(path: str, stages: int, runs: int) -> str | None:
 
     batches = data(6, 12, 7, torch.float32)
     return replay(path, mlp(stages, torch.float32), torch.nn.functional.mse_loss, batches * runs).difference
+
+
+def whole(dtype: torch.dtype = torch.float64) -> AllToLast:
+    torch.manual_seed(4)
+    return AllToLast(4).to(dtype)
+
+
+def whole_pipe(**options: Any) -> ddip.Pipeline:
+    return pipe_of(whole(), **{"schedule": "1f1b", "example": data(1, 3)[0][0], **options})  # type: ignore[arg-type]
+
+
+def whole_in_one_process(schedule: str, stages: int) -> tuple[float, str, int]:
+    batches = data(5, 12, 9)
+    pipe = whole_pipe(schedule=schedule, stages=stages)
+    pipe.run(batches)
+    expected = in_one_process([whole()], batches)
+    away = furthest({name.removeprefix("0."): tensor for name, tensor in expected.items()}, pipe.state_dict())
+    return away, str(pipe.cut.plan) if pipe.cut else "", len(pipe.mine)
+
+
+class TwiceUsed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.middle, self.head = (torch.nn.Linear(6, 6, bias=False) for _ in range(3))
+        self.head.weight = self.table.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.middle(torch.tanh(self.table(x)))))  # type: ignore[no-any-return]
+
+
+def whole_and_tied() -> float:
+    torch.manual_seed(2)
+    model = TwiceUsed().double()
+    batches = [(x, x.flip(0)) for x, _ in data(4, 12)]
+    pipe = pipe_of(copy.deepcopy(model), "1f1b", example=batches[0][0][:3])  # type: ignore[arg-type]
+    pipe.run(batches)
+    expected = in_one_process([model], batches)
+    return furthest({name.removeprefix("0."): tensor for name, tensor in expected.items()}, pipe.state_dict())
+
+
+def window_of_a_link(slowness: float) -> tuple[list[int], Any, list[float]]:
+    """Of a link on which a message takes `slowness` times a micro-batch of the slowest stage."""
+    from ddip.pipeline import cutting
+
+    real = cutting.cut
+
+    def with_link(*given: Any) -> Any:
+        found = real(*given)
+        slowest = max(sum(cost) for cost in found.costs)
+        found.link = found.bytes_of[0, 1] / (slowness * slowest) if slowness else 0.0
+        return found
+
+    from ddip.pipeline import front
+
+    front.cut = with_link  # type: ignore[assignment]
+    try:
+        pipe = pipe_of(mlp(2), "async_1f1b", staleness="stash", example=data(1, 3)[0][0])
+    finally:
+        front.cut = real
+    assert pipe.cut
+    return list(pipe.plan.window), pipe.cut.costs, pipe.cut.links(pipe.edges)

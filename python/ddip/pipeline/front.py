@@ -15,6 +15,7 @@ from ddip.errors import ConfigError
 from ddip.pipeline import saving
 from ddip.pipeline.auxiliary import taken
 from ddip.pipeline.batches import Batches
+from ddip.pipeline.cutting import Cut, cut
 from ddip.pipeline.parts import Split, edges_of, parts_of
 from ddip.pipeline.report import Report, rows_of, times_of
 from ddip.pipeline.stepping import MakeOptimizer, MakeScheduler, Stepping, group_of, rule_of
@@ -23,13 +24,17 @@ from ddip.pipeline.writer import Writer
 from ddip.replicas import gather_objects
 
 Loss = Callable[[Any, Any], Any]
+# Schedules whose window follows the measured links. paci is left alone: it must not run ahead more than one step.
+WIDENED = ("1f1b", "async_1f1b", "virtual_async", "2bw")
 
 
 class Pipeline:
     """Every rank of the group makes it with the same arguments and the same initial weights.
 
     model      a list of stages (modules; each takes what the one before returned), an nn.Sequential, which is cut into parts of as
-               many layers, or what ddip.pipeline.split made of any model (skips and several takers of one value included)
+               many layers, any module with `example`, or what ddip.pipeline.split made of one
+    example    the inputs of one micro-batch: stages and links are measured, a module is traced and cut where it takes least time, and
+               the window is as wide as the links ask for. partition: how it is cut (single, mixed, mirrored, or a plan's file)
     schedule   seq, gpipe, 1f1b, interleaved, zb1, zbv, async_1f1b, virtual_async, 2bw, paci
     staleness  auto, or a policy: none, stash, msnag, … ("msnag+stash"); docs/staleness.md
     optimizer  a function from a list of parameters to an optimizer, called once for each stage
@@ -66,6 +71,8 @@ class Pipeline:
         switch_at: int | None = None,
         seed: int = 0,
         placement: Sequence[int] | None = None,
+        example: Any = None,
+        partition: Any = None,
         ranks: Any = None,
         ledger: str | Path | None = None,
         program: str | None = None,
@@ -78,6 +85,12 @@ class Pipeline:
         self.replicas, self.width = replicas, self.ranks.world_size // replicas
         self.replica: int = self.ranks.rank // self.width  # which of the pipelines this is
         self.place: int = self.ranks.rank % self.width  # and which of its ranks
+        self.cut: Cut | None = None
+        if example is not None:
+            self.cut = cut(model, example, self.ranks, self.width, stages, partition, bool(recompute))  # type: ignore[arg-type]
+            model, placement = self.cut.model, placement or self.cut.placement
+        elif partition is not None:
+            raise ConfigError("partition= needs example=, the inputs of one micro-batch")
         self.parts = parts_of(model, stages if stages is not None else self.width)
         self._kinds = [type(part.module).__name__ for part in self.parts]  # for people
         self.ties = tie_stages(self.parts)
@@ -102,6 +115,15 @@ class Pipeline:
             "micro_batches": micro_batches, "accumulate": accumulate, "warmup": warmup, "flush_every": flush_every,
             "window": [] if window is None or isinstance(window, str) else list(window),
         }  # fmt: skip
+        if self.cut:
+            measured = {"costs": self.cut.costs, "links": self.cut.links(self.edges)}
+            self.request |= measured
+            if window is None and schedule in WIDENED:
+                self.request["window"] = list(
+                    engine().default_window(
+                        len(self.modules), rank_of_stage=self.placement, edges=self.edges, **measured
+                    )
+                )
         if max_staleness is not None:
             self.request["max_staleness"] = max_staleness
         if switch_at is not None:

@@ -178,14 +178,14 @@ def _untouched(model: nn.Module, values: dict[str, Any]) -> Iterator[None]:
                 buffer.copy_(buffers[name])
 
 
-def link_bytes_per_ms(times: int = 5) -> float:
-    """How fast a value gets from a rank to the next one over ddip.comm(), on all ranks at once; the slowest link counts.
+def link_bytes_per_ms(times: int = 5, ranks: Any = None) -> float:
+    """How fast a value gets from a rank to the next one over `ranks` (ddip.comm()), on all ranks at once; the slowest link counts.
     All ranks call it. 0 where there is one rank only: it has no link."""
     import ddip
 
-    if ddip.world_size() < 2:
+    comm = ddip.comm() if ranks is None else ranks
+    if comm.world_size < 2:
         return 0.0
-    comm = ddip.comm()
     size, rank = comm.world_size, comm.rank
     sent = torch.zeros(LINK_BYTES, dtype=torch.uint8, device=ddip.device())
     received = torch.empty_like(sent)

@@ -1,0 +1,85 @@
+"""A whole model becomes a pipeline: measured and cut by rank 0, alike on all ranks."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ddip
+
+SUPPORT = Path(__file__).parent / "support"
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[ddip.Group]:
+    with ddip.Group(workers=2, name="cut-two") as group:
+        group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport torch, ddip, pipelines as p")
+        yield group
+
+
+def said_by(two: ddip.Group, call: str) -> list[str]:
+    two.run(f"try: {call}; said = ''\nexcept ddip.ConfigError as error: said = str(error)")
+    return list(two.pull("said", rank="all"))
+
+
+@pytest.mark.parametrize(("schedule", "stages"), [("1f1b", 2), ("interleaved", 4)])
+def test_a_whole_model_is_cut_by_itself_and_trains_like_one_process(
+    two: ddip.Group, schedule: str, stages: int
+) -> None:
+    plans = []
+    for result in two.run(f"p.whole_in_one_process({schedule!r}, {stages})"):
+        away, plan, here = result.value
+        assert away < 1e-13 and here == stages // 2
+        plans.append(plan)
+    assert plans[0] == plans[1], "both ranks cut by the plan of one"
+
+
+def test_a_whole_model_with_a_weight_that_it_uses_twice(two: ddip.Group) -> None:
+    for result in two.run("p.whole_and_tied()"):
+        assert result.value < 1e-13
+
+
+def test_a_plan_that_a_person_has_edited_is_followed(two: ddip.Group, tmp_path: Path) -> None:
+    plan = json.loads(two.run("str(p.whole_pipe().cut.plan)")[0].value)
+    layers = [layer["name"] for layer in plan["layers"]]
+    plan["stages"] = [{"device": 0, "layers": layers[:2]}, {"device": 1, "layers": layers[2:]}]
+    (tmp_path / "edited").write_text(json.dumps(plan))
+    for result in two.run(f"p.whole_pipe(partition={str(tmp_path / 'edited')!r}).cut.plan.stages"):
+        assert result.value == [layers[:2], layers[2:]]
+    plan["stages"] = [{"device": 0, "layers": layers[2:]}, {"device": 1, "layers": layers[:2]}]
+    (tmp_path / "edited").write_text(json.dumps(plan))
+    for line in said_by(two, f"p.whole_pipe(partition={str(tmp_path / 'edited')!r})"):
+        assert str(tmp_path / "edited") in line and "stage" in line and "\n" not in line, line
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("partition='mirored'", "partition='mirored': expected single, mixed, mirrored or the file of a plan; there is no such file"),
+        ("partition='/dev/null'", "/dev/null"),
+        ("stages=3", "stages=3: expected a multiple of the pipeline's 2 ranks"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_cut_is_said_by_every_rank(two: ddip.Group, options: str, said: str) -> None:
+    for line in said_by(two, f"p.whole_pipe({options})"):
+        assert said in line and "\n" not in line, line
+
+
+def test_without_an_example_a_module_cannot_be_cut(two: ddip.Group) -> None:
+    for line in said_by(two, "p.pipe_of(p.AllToLast(4))"):
+        assert line.startswith("a AllToLast can be cut only with example=")
+
+
+def test_the_window_is_as_wide_as_the_links_are_slow(two: ddip.Group) -> None:
+    """W_0 = ceil((c + 2x) / c): as many micro-batches as fit into the way there and back."""
+    for slowness in (0.0, 0.4, 3.3):
+        for result in two.run(f"p.window_of_a_link({slowness})"):
+            window, costs, links = result.value
+            c = max(sum(cost) for cost in costs)
+            assert window == [math.ceil((c + 2 * links[0]) / c - 1e-6), 0]
+            assert links[0] == pytest.approx(slowness * c)
+    assert two.run("p.window_of_a_link(3.3)")[0].value[0] == [8, 0]
