@@ -21,6 +21,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import data_parallel  # noqa: E402
 import interactive  # noqa: E402
 import pipeline  # noqa: E402
+import slow_link  # noqa: E402
 from table import Table, control_seconds  # noqa: E402
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -59,7 +60,12 @@ def main() -> int:
     before = control_seconds()
     begun = time.monotonic()
     try:
-        for name, measure in {**interactive.MEASURES, **data_parallel.MEASURES, **pipeline.MEASURES}.items():
+        for name, measure in {
+            **interactive.MEASURES,
+            **data_parallel.MEASURES,
+            **pipeline.MEASURES,
+            **slow_link.MEASURES,
+        }.items():
             if options.only and name not in options.only.split(","):
                 continue
             print(f"… {name}", file=sys.stderr, flush=True)
