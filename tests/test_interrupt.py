@@ -45,12 +45,19 @@ UNBREAKABLE = {
 }
 
 
+def in_a_collective(group: Any, rank: int) -> bool:
+    said = next(one for one in group.why()["ranks"] if one["rank"] == rank)
+    return bool((said.get("collective") or {}).get("operation"))
+
+
 def begin(group: Any, code: str, ranks: Any = None) -> Any:
     cell = group.run(code, ranks=ranks, wait=False)
     wait_until(
         lambda: {rank for rank, line in cell._lines if line == "in"} == set(cell.ranks), 10, "all ranks are in it"
     )
-    if "ctypes" in code:
+    if "dist.all_reduce" in code:
+        wait_until(lambda: all(in_a_collective(group, rank) for rank in cell.ranks), 10, "they have come to all_reduce")
+    if "ctypes" in code or "dist.all_reduce" in code:
         pids = [group.pids[rank] for rank in cell.ranks]
         wait_until(lambda: all(map(processes.is_asleep, pids)), 10, "they are in C, behind the last line of Python")
     return cell
