@@ -203,3 +203,26 @@ def test_where_mpi_is_not_there_it_says_so_and_the_rest_works(tmp_path: Path, li
         assert (
             said == "backend mpi: ddip was built without Open MPI: install its headers (libopenmpi-dev) and build again"
         )
+
+
+@mpirun.there
+def test_a_pipeline_trains_like_one_process_and_replays_bit_for_bit(tmp_path: Path) -> None:
+    """Ordered channels are tags there; two pipelines side by side, too."""
+    done = mpirun.python(
+        2,
+        tmp_path,
+        f"""
+import json, os, sys
+sys.path.insert(0, {SUPPORT!r})
+import ddip, pipelines as p
+assert ddip.comm().name == "mpi"
+found = [p.synchronous("1f1b", 2, 4, last=7), p.replayed({str(tmp_path / "ledger")!r}, "async_1f1b", "msnag"),
+         p.replicated("1f1b", "none", 2, 2)[:2], p.clipped("gpipe", "global") < 1e-7]
+os.write(1, (json.dumps(found) + "\\n").encode())
+""",
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2
+    for line in done.stdout.splitlines():
+        away, replayed, (apart, same), clipped = json.loads(line)
+        assert away < 1e-13 and replayed == "identical" and apart < 1e-13 and same and clipped

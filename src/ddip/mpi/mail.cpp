@@ -58,7 +58,8 @@ void Mail::receive(int from, int64_t tag, void* data, size_t bytes, Done done) {
           error = std::make_exception_ptr(ConfigError(
               fmt::format("rank {} sent {} bytes, rank {} expected {}", status.MPI_SOURCE, sent, rank, length)));
         done(std::move(error), status.MPI_SOURCE);
-      });
+      },
+      /*receive=*/true);
 }
 
 }  // namespace ddip::mpi

@@ -72,8 +72,8 @@ void Process::initialise() {
   MPI_Comm_size(MPI_COMM_WORLD, &world_);
 }
 
-void Process::start(Begin begin, std::chrono::milliseconds patience, std::string what, Done done) {
-  Pending pending{std::move(begin), std::move(what), patience, std::move(done), Clock::now() + patience};
+void Process::start(Begin begin, std::chrono::milliseconds patience, std::string what, Done done, bool receive) {
+  Pending pending{std::move(begin), std::move(what), patience, std::move(done), receive, Clock::now() + patience};
   {
     std::lock_guard lock(mutex_);
     posted_.push_back(std::move(pending));
@@ -136,6 +136,12 @@ void Process::loop() {
       changed_.wait_for(lock, kPause, [this] { return stopping_ || !posted_.empty(); });
     }
   }
+  // Nobody waits for what was to be received any more.
+  for (auto one = pending_.begin(); one != pending_.end() && !broken_;) {
+    MPI_Status status{};
+    if (one->receive) take_back(*one, status);
+    one = one->receive ? pending_.erase(one) : std::next(one);
+  }
   auto deadline = Clock::now() + kLastPatience;
   while (status_ == 0 && !pending_.empty() && !broken_ && Clock::now() < deadline) look();
   int gone = 0;
@@ -171,8 +177,19 @@ bool Process::look() {
         ++one;
         continue;
       }
-      give_up(*one);
-      return true;
+      if (!one->receive) {
+        give_up(*one);
+        return true;
+      }
+      Pending late = std::move(*one);
+      one = pending_.erase(one);
+      late.done(take_back(late, status) ? nullptr
+                                        : std::make_exception_ptr(TimedOut(fmt::format(
+                                              "rank {} met its timeout of {} s in {}", rank_,
+                                              static_cast<double>(late.patience.count()) / 1000, late.what))),
+                status);
+      some = true;
+      continue;
     }
     std::exception_ptr error;
     if (code != MPI_SUCCESS)
@@ -183,6 +200,14 @@ bool Process::look() {
     some = true;
   }
   return some;
+}
+
+bool Process::take_back(Pending& late, MPI_Status& status) {
+  int cancelled = 0;
+  MPI_Cancel(&late.request);
+  MPI_Wait(&late.request, &status);
+  MPI_Test_cancelled(&status, &cancelled);
+  return cancelled == 0;
 }
 
 void Process::give_up(const Pending& late) {

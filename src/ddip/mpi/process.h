@@ -34,7 +34,8 @@ class Process {
   int rank() const { return rank_; }
   int world() const { return world_; }
 
-  void start(Begin begin, std::chrono::milliseconds patience, std::string what, Done done);
+  // `receive`: MPI can take it back, so that its timeout ends nothing else.
+  void start(Begin begin, std::chrono::milliseconds patience, std::string what, Done done, bool receive = false);
   // Waits. Throws TimedOut, or ConfigError with MPI's own words.
   void run(const Begin& begin, std::chrono::milliseconds patience, const std::string& what);
   // Anything that returns at once, on our thread.
@@ -46,6 +47,7 @@ class Process {
     std::string what;
     std::chrono::milliseconds patience;
     Done done;
+    bool receive;
     Clock::time_point deadline;
     MPI_Request request = MPI_REQUEST_NULL;
   };
@@ -57,6 +59,8 @@ class Process {
   // Whether something ended.
   bool look();
   void give_up(const Pending& late);
+  // Whether it ended in time after all.
+  static bool take_back(Pending& late, MPI_Status& status);
   // At exit, with the status of the process.
   void end(int status);
 

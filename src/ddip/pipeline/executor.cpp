@@ -17,17 +17,21 @@ using schedule::Action;
 using schedule::Direction;
 using schedule::Kind;
 
-// Above what people use for messages of their own.
-constexpr int kFirstTag = 1 << 20;
+// Above what people use for messages of their own. MPI promises no tag above 32767.
+constexpr int64_t kFirstTag = 1 << 20, kFirstMpiTag = 1 << 12, kLastMpiTag = 32767;
 
 // Every pipeline has tags of its own: a receive that an earlier one has left posted must not take its messages. Ranks
 // may have made different numbers of them, if one failed.
 int first_tag(tensors::Communicator& ranks, int tags) {
-  static std::atomic<int64_t> next{kFirstTag};
-  at::Tensor first = at::full({1}, next.load(), at::kLong);
+  static std::atomic<int64_t> used{0};
+  at::Tensor first = at::full({1}, used.load(), at::kLong);
   ranks.all_reduce(first, comm::Reduction::max);
-  next = first.item<int64_t>() + tags;
-  return static_cast<int>(first.item<int64_t>());
+  int64_t begin = first.item<int64_t>();
+  used = begin + tags;
+  if (ranks.name() != "mpi") return static_cast<int>(kFirstTag + begin);
+  if (kFirstMpiTag + begin + tags > kLastMpiTag)
+    throw ConfigError("MPI has no tags left for another pipeline; expected fewer of them in one program");
+  return static_cast<int>(kFirstMpiTag + begin);
 }
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
