@@ -10,13 +10,16 @@ constexpr int64_t kText = 1024;
 }  // namespace
 
 Alarms::Alarms(std::shared_ptr<tensors::Communicator> ranks, const std::vector<int>& neighbours, int tag)
-    : ranks_(std::move(ranks)), tag_(tag), completions_(*ranks_) {
-  for (int neighbour : neighbours) post(neighbour);
+    : ranks_(std::move(ranks)), tag_(tag), sends_(*ranks_) {
+  for (int neighbour : neighbours) {
+    receives_.try_emplace(neighbour, *ranks_);
+    post(neighbour);
+  }
 }
 
 void Alarms::post(int neighbour) {
   at::Tensor text = at::zeros({kText}, at::kByte);
-  Completion completion = completions_.watch(ranks_->start_receive(text, neighbour, tag_));
+  Completion completion = receives_.at(neighbour).watch(ranks_->start_receive(text, neighbour, tag_));
   posted_[neighbour] = Posted{completion, text};
 }
 
@@ -37,7 +40,7 @@ void Alarms::raise(const std::string& why) {
   for (const auto& [neighbour, posted] : posted_) {
     at::Tensor text = at::zeros({kText}, at::kByte);
     why.copy(reinterpret_cast<char*>(text.mutable_data_ptr<uint8_t>()), kText - 1);
-    Completion completion = completions_.watch(ranks_->start_send(text, neighbour, tag_));
+    Completion completion = sends_.watch(ranks_->start_send(text, neighbour, tag_));
     raised_.push_back({completion, text});
   }
 }

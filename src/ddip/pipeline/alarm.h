@@ -32,8 +32,9 @@ class Alarms {
 
   const std::shared_ptr<tensors::Communicator> ranks_;
   const int tag_;
-  Completions completions_;
-  std::map<int, std::optional<Posted>> posted_;  // by neighbour
+  Completions sends_;
+  std::map<int, Completions> receives_;          // by neighbour: one that never comes must not hide another's
+  std::map<int, std::optional<Posted>> posted_;  // likewise
   std::vector<Posted> raised_;                   // ours, until they have left
 };
 

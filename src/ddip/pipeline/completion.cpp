@@ -2,6 +2,7 @@
 
 #include <chrono>
 
+#include "ddip/base/error.h"
 #include "ddip/tensors/c10d_backend.h"
 
 namespace ddip::pipeline {
@@ -9,6 +10,11 @@ namespace {
 
 // How long an interrupt may go unnoticed. A thread that wakes so rarely costs nothing.
 constexpr std::chrono::milliseconds kBetweenPolls(50);
+// Who waits for a message does so no longer than this, whatever the backend thinks.
+constexpr std::chrono::minutes kPatience(30);
+// A receive may be posted long before its message: as a thread's wait for it, that is no failure. (Gloo gives up all
+// its connections when one wait is over.)
+constexpr std::chrono::hours kForever(24 * 365);
 
 }  // namespace
 
@@ -35,8 +41,11 @@ bool Completion::is_done() const {
 
 void Completion::wait(const Poll& poll) const {
   std::unique_lock lock(state_->mutex);
+  const auto begun = std::chrono::steady_clock::now();
   while (!state_->changed.wait_for(lock, kBetweenPolls, [this] { return state_->done; })) {
     lock.unlock();
+    if (std::chrono::steady_clock::now() - begun > kPatience)
+      throw TimedOut("a pipeline's message did not come within 30 minutes");
     if (poll) poll();
     lock.lock();
   }
@@ -57,7 +66,7 @@ Completion Completions::watch(const tensors::Communicator::Work& work) {
     waiter_->post([work, state] {
       std::exception_ptr error;
       try {
-        work->wait();
+        work->wait(kForever);
       } catch (...) {
         error = std::current_exception();
       }
