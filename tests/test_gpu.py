@@ -205,12 +205,30 @@ def test_nccl_is_refused_where_ranks_share_a_gpu() -> None:
 # --- a pipeline whose stages share one GPU
 
 
-@pytest.mark.parametrize(("schedule", "staleness"), [("1f1b", "none"), ("gpipe", "none")])
-def test_stages_on_one_gpu_train_like_one_process(schedule: str, staleness: str) -> None:
+@pytest.fixture(scope="module")
+def stages() -> Iterator[ddip.Group]:
     with ddip.Group(workers=2, gpus=[0], name="gpu-pipeline") as group:
         group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r}); import pipelines as p\nimport ddip, torch")
-        for result in group.run(f"p.synchronous({schedule!r}, 2, 4, last=7, staleness={staleness!r})"):
-            assert result.value < 1e-12
+        yield group
+
+
+@pytest.mark.parametrize(
+    "call", ["'1f1b'", "'gpipe', recompute=True", "'zb1'", "'1f1b', clip=0.05", "'1f1b', accumulate=1"]
+)
+def test_stages_on_one_gpu_train_like_one_process(stages: ddip.Group, call: str) -> None:
+    for result in stages.run(f"p.gpu_in_one_process({call})"):
+        assert result.value < (1e-7 if "clip" in call else 1e-12)
+
+
+def test_a_weight_of_two_stages_on_one_gpu(stages: ddip.Group) -> None:
+    for result in stages.run("p.gpu_tied('1f1b')"):
+        assert result.value < 1e-12
+
+
+def test_the_gpus_random_numbers_are_drawn_again(stages: ddip.Group) -> None:
+    for result in stages.run("p.gpu_dropout()"):
+        again, other = result.value
+        assert again < 1e-12 and other > 1e-4
 
 
 def test_an_asynchronous_pipeline_on_one_gpu_predicts_and_learns() -> None:

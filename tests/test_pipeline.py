@@ -79,6 +79,21 @@ def test_modules_and_optimizers_see_what_the_plan_says_in_its_order(
         assert len(seen) >= 36 and seen == planned
 
 
+@pytest.mark.parametrize(
+    ("schedule", "stages", "placement", "options"),
+    [
+        ("gpipe", 2, [0, 1], ""), ("1f1b", 3, [0, 1, 0], ""), ("zb1", 2, [0, 1], ""), ("interleaved", 4, [0, 1, 0, 1], ""),
+        ("async_1f1b", 2, [0, 1], ", window=[3, 0]"), ("async_1f1b", 4, [0, 1, 1, 0], ""),
+    ],
+)  # fmt: skip
+def test_the_communicator_is_given_the_plans_messages_in_its_order(
+    two: ddip.Group, schedule: str, stages: int, placement: list[int], options: str
+) -> None:
+    for result in two.run(f"p.messages_of({schedule!r}, {stages}, {placement!r}{options})"):
+        found, planned = result.value
+        assert found == planned and all(planned)
+
+
 # --- failures
 
 
@@ -311,6 +326,21 @@ def test_a_split_backward_is_in_the_ledger(two: ddip.Group, tmp_path: Path) -> N
 def test_a_pipeline_runs_over_gloo(two: ddip.Group) -> None:
     for result in two.run("p.on_backend('gloo')"):
         assert result.value < 1e-13
+
+
+def test_over_gloo_a_pipeline_outlives_the_timeout_and_hears_every_neighbour() -> None:
+    """What waits for an alarm is no message that is late. Rank 1 has two neighbours, and the second one fails."""
+    with ddip.Group(workers=3, name="pipeline-gloo") as group:
+        group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport time, torch, ddip, pipelines as p")
+        group.run(
+            "pipe = p.pipe_of(p.mlp(3), '1f1b', ranks=ddip.comm('gloo', timeout=1.0))\nfirst = pipe.run(p.data(2, 12)).losses"
+        )
+        group.run("time.sleep(1.5)")
+        first, second = group.run("first, pipe.run(p.data(2, 12)).losses")[0].value
+        assert second[0] < first[0]
+        said = "\ntry: other.run(p.data(4, 12)); said = ''\nexcept Exception as error: said = str(error)"
+        group.run("other = p.pipe_of([*p.mlp(3)[:2], p.FailsAt(5)], '1f1b', ranks=ddip.comm('gloo'))" + said)
+        assert all("no more today" in line for line in group.pull("said", rank="all"))
 
 
 @pytest.mark.parametrize(("staleness", "notes"), [("stash", 0), ("msnag", 1)])

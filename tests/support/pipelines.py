@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -752,3 +753,82 @@ def window_of_a_link(slowness: float) -> tuple[list[int], Any, list[float]]:
         front.cut = real
     assert pipe.cut
     return list(pipe.plan.window), pipe.cut.costs, pipe.cut.links(pipe.edges)
+
+
+def messages_of(schedule: str, stages: int, placement: list[int], **options: Any) -> tuple[list[Any], list[Any]]:
+    """Messages that the communicator was given, in order, by channel: (sends, peer, [micro-batches]); and those of the plan. What a
+    frame holds is read from its bytes."""
+    ranks, seen, waiting = ddip.comm(), {}, {}
+
+    def micro_batch(frame: torch.Tensor) -> int:
+        magic, kind, number = struct.unpack_from("<IIq", frame.numpy().tobytes()[:16])
+        assert magic and kind is not None
+        return int(number)
+
+    def watch(sends: bool, peer: int, tag: int, tensor: torch.Tensor) -> None:
+        if tensor.numel() < 4096:
+            return  # how large frames are, and alarms
+        if sends:
+            seen.setdefault((True, peer, tag), []).append(micro_batch(tensor))
+        else:
+            waiting.setdefault((False, peer, tag), 0)
+            waiting[False, peer, tag] += 1
+
+    pipe = pipe_of(mlp(stages), schedule, placement=placement, **options)
+    ranks.watch_messages(watch)
+    try:
+        pipe.run(data(3, 12))
+    finally:
+        ranks.watch_messages(None)
+    planned: dict[Any, list[int]] = {}
+    receives: dict[Any, int] = {}
+    for action in pipe.plan.ranks[ddip.rank()]:
+        if action.kind == "send":
+            planned.setdefault((action.edge, action.direction), []).append(action.micro_batch)
+        if action.kind == "receive":
+            receives[action.edge, action.direction] = receives.get((action.edge, action.direction), 0) + 1
+    return [sorted(seen.values()), sorted(waiting.values())], [sorted(planned.values()), sorted(receives.values())]
+
+
+# --- on a GPU that the ranks share
+
+
+def moved(parts: list[torch.nn.Module]) -> list[torch.nn.Module]:
+    assert ddip.device().type == "cuda"
+    return [part.to(ddip.device()) for part in parts]
+
+
+def on_cpu(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.cpu() for name, tensor in weights.items()}
+
+
+def gpu_in_one_process(schedule: str, **options: Any) -> float:
+    """In double precision, beside one process on the CPU."""
+    batches = data(5, 12, 7)
+    pipe = pipe_of(moved(mlp(2)), schedule, **options)
+    assert all(parameter.is_cuda for index in pipe.mine for parameter in pipe.modules[index].parameters())
+    pipe.run(batches)
+    return furthest(in_one_process(mlp(2), batches, clip=options.get("clip")), on_cpu(pipe.state_dict()))
+
+
+def gpu_tied(schedule: str) -> float:
+    pipe = pipe_of(moved(tied(2)), schedule)
+    pipe.run(tied_data())
+    return furthest(in_one_process(tied(2), tied_data()), on_cpu(pipe.state_dict()))
+
+
+def gpu_dropout() -> tuple[float, float]:
+    """How far a pipeline that computes its forwards twice ends from one that keeps them: both draw the GPU's random numbers. And
+    how far from one with another seed, so that it says something."""
+
+    def trained(recompute: bool, seed: int) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        first = torch.nn.Sequential(
+            torch.nn.Linear(6, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 8), torch.nn.Dropout(0.3)
+        )
+        pipe = pipe_of(moved([first.double(), mlp(2)[1]]), "gpipe", recompute=recompute, seed=seed)
+        pipe.run(data(4, 12))
+        return pipe.state_dict()
+
+    kept = trained(False, 1)
+    return furthest(kept, trained(True, 1)), furthest(kept, trained(False, 2))

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
 #include "bind.h"
@@ -99,6 +100,7 @@ void bind_communicator(py::module_& module) {
       .def("start_send", &Communicator::start_send, py::arg("tensor"), py::arg("to"), py::arg("tag") = 0, Released())
       .def("start_receive", &Communicator::start_receive, py::arg("tensor"), py::arg("source"), py::arg("tag") = 0,
            Released())
+      .def("watch_messages", &Communicator::watch_messages, py::arg("watcher").none(true))
       .def(
           "send",
           [](Communicator& self, const at::Tensor& tensor, int to, int tag) {

@@ -206,6 +206,7 @@ Communicator::Work Communicator::start_send(const at::Tensor& tensor, int to, in
   require_peer(to);
   require_whole(tensor);
   Tensors tensors{tensor};
+  if (watcher_) watcher_(true, to, tag, tensor);
   return backend_->send(tensors, to, tag);
 }
 
@@ -213,6 +214,7 @@ Communicator::Work Communicator::start_receive(const at::Tensor& tensor, int fro
   require_peer(from);
   require_whole(tensor);
   Tensors tensors{tensor};
+  if (watcher_) watcher_(false, from, tag, tensor);
   return backend_->recv(tensors, from, tag);
 }
 

@@ -2,6 +2,7 @@
 // Calls return when done; `start` gives a handle instead. All ranks make the same calls in the same order.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -51,6 +52,10 @@ class Communicator {
   Work start_send(const at::Tensor& tensor, int to, int tag = 0);
   Work start_receive(const at::Tensor& tensor, int from, int tag = 0);
 
+  // Told of every message when it is handed over, before it leaves or arrives: for who wants to see what really went.
+  using Watcher = std::function<void(bool sends, int peer, int tag, const at::Tensor& tensor)>;
+  void watch_messages(Watcher watcher) { watcher_ = std::move(watcher); }
+
   // Every wait ends, on all ranks; nothing can be done with it afterwards.
   void abort();
   // What this rank waits for now, in words; empty where the backend does not know.
@@ -80,7 +85,8 @@ class Communicator {
   std::string name_;
   std::string reason_;
   Window* const window_;  // stays when we go
-  std::mutex mutex_;      // guards the next
+  Watcher watcher_;
+  std::mutex mutex_;  // guards the next
   std::unique_ptr<WorkerThread> thread_;
 };
 
