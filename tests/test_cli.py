@@ -89,8 +89,9 @@ BAD = [
         ["study", "x"],
         "ddip study: this command comes in a later release; ddip --help lists those that are there",
     ),
-    (["partition", "x"], "ddip partition: expected one FILE.py:FACTORY"),
-    (["partition", "x.py:f", "--out", "p"], "ddip partition: expected --stages"),
+    (["partition", "x"], "ddip partition: expected one FILE.py:FACTORY; ddip partition -h lists the flags"),
+    (["partition", "x.py:f", "--out", "p"], "ddip partition: expected --stages; ddip partition -h lists the flags"),
+    (["partition", "x.py:f", "--stages", "2"], "ddip partition: expected --out; ddip partition -h lists the flags"),
     (
         ["partition", "x.py:f", "--stages", "0", "--out", "p"],
         "ddip partition --stages 0: expected a number of stages from 1 to 4096",

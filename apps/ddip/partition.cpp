@@ -36,9 +36,10 @@ launch::FlagTable partition_flags() {
 int partition(const Context& context, const Arguments& arguments) {
   const launch::Flags flags(partition_flags(), arguments);
   if (flags.words().size() != 1 || flags.words().front().find(".py:") == std::string::npos)
-    throw ConfigError("ddip partition: expected one FILE.py:FACTORY");
+    throw ConfigError("ddip partition: expected one FILE.py:FACTORY; ddip partition -h lists the flags");
   for (const char* needed : {"--stages", "--out"})
-    if (!flags.has(needed)) throw ConfigError(std::string("ddip partition: expected ") + needed);
+    if (!flags.has(needed))
+      throw ConfigError(std::string("ddip partition: expected ") + needed + "; ddip partition -h lists the flags");
   launch::whole_number(flags.value("--stages"), {"a number of stages", 1, 4096});
   if (flags.has("--micro-batches"))
     launch::whole_number(flags.value("--micro-batches"), {"a number of micro-batches", 1, 1'000'000});
