@@ -3,6 +3,9 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <chrono>
+
 #include "bind.h"
 #include "ddip/pipeline/evaluation.h"
 #include "ddip/pipeline/executor.h"
@@ -20,6 +23,24 @@ void look_for_signals() {
   py::gil_scoped_acquire acquire;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
+
+// Tells Python what has been done; Python says in how many seconds it wants to be told again.
+class Progress {
+ public:
+  explicit Progress(py::object tell) : tell_(std::move(tell)) {}
+  void operator()(const Record& record) {
+    auto now = std::chrono::steady_clock::now();
+    if (now < next_) return;
+    py::gil_scoped_acquire acquire;
+    auto seconds = tell_(py::cast(&record, py::return_value_policy::reference)).cast<double>();
+    next_ =
+        now + std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds));
+  }
+
+ private:
+  const py::object tell_;
+  std::chrono::steady_clock::time_point next_ = std::chrono::steady_clock::now();
+};
 
 std::vector<schedule::Edge> ends_of(const std::vector<std::pair<int, int>>& edges) {
   std::vector<schedule::Edge> ends;
@@ -57,6 +78,11 @@ void bind_weights(py::module_& module) {
       .def("settle", &Versions::settle, Released());
 }
 
+template <typename T>
+std::vector<T> last_of(const std::vector<T>& all, size_t count) {
+  return {all.end() - static_cast<std::ptrdiff_t>(std::min(count, all.size())), all.end()};
+}
+
 void bind_records(py::module_& module) {
   py::class_<Used>(module, "Used")
       .def_readonly("version", &Used::version)
@@ -91,7 +117,18 @@ void bind_records(py::module_& module) {
       .def_readonly("split", &Done::split)
       .def_readonly("stepped", &Done::stepped);
   py::class_<Record>(module, "Record")
+      .def_readonly("start", &Record::start)
       .def_readonly("actions", &Record::actions)
+      // The last ones: all of them, again and again, would take too long.
+      .def(
+          "newest_actions", [](const Record& self, size_t count) { return last_of(self.actions, count); },
+          py::arg("count"))
+      .def(
+          "newest_losses",
+          [](const Record& self, size_t count) {
+            return std::pair(last_of(self.losses, count), last_of(self.loss_counts, count));
+          },
+          py::arg("count"))
       .def_readonly("losses", &Record::losses)
       .def_readonly("loss_counts", &Record::loss_counts)
       .def_readonly("bytes_sent", &Record::bytes_sent)
@@ -159,12 +196,16 @@ void bind_pipeline(py::module_& module) {
       .def(
           "run",
           [](Executor& self, const std::vector<schedule::Action>& actions, bool training, uint64_t seed,
-             int64_t first_micro_batch, int step_size) {
+             int64_t first_micro_batch, int step_size, const py::object& progress) {
+            Progress told(progress);
+            RunOptions options{training, seed, first_micro_batch, step_size, {}};
+            // By reference: the executor keeps its options, and must not keep an object of Python's.
+            if (!progress.is_none()) options.progress = [&told](const Record& record) { told(record); };
             py::gil_scoped_release release;
-            return self.run(actions, {training, seed, first_micro_batch, step_size});
+            return self.run(actions, options);
           },
           py::arg("actions"), py::kw_only(), py::arg("training") = true, py::arg("seed") = 0,
-          py::arg("first_micro_batch") = 0, py::arg("step_size") = 0);
+          py::arg("first_micro_batch") = 0, py::arg("step_size") = 0, py::arg("progress") = py::none());
 }
 
 }  // namespace ddip::bindings

@@ -152,6 +152,7 @@ Record Executor::run(const std::vector<Action>& actions, const RunOptions& optio
   try {
     prepare(actions);
     auto start = std::chrono::steady_clock::now();
+    record_.start = std::chrono::duration<double>(start.time_since_epoch()).count();
     for (const Action& action : actions) {
       now = &action;
       poll();
@@ -159,6 +160,7 @@ Record Executor::run(const std::vector<Action>& actions, const RunOptions& optio
       execute(action, done);
       done.end = seconds_since(start);
       record_.actions.push_back(std::move(done));
+      if (options_.progress) options_.progress(record_);
     }
     if (norms_) norms_->settle(poll_);
     for (auto& [link, sender] : senders_) sender.flush(poll_);

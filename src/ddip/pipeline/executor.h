@@ -6,6 +6,7 @@
 // again.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -30,6 +31,8 @@ struct RunOptions {
   int64_t first_micro_batch = 0;  // of this run, counted over all runs: for the random numbers
   // Asynchronous: micro-batches of a full step; a step of fewer has a smaller rate. 0: every step is a full one.
   int step_size = 0;
+  // Told of each action when it is done; it must be quick.
+  std::function<void(const Record&)> progress;
 };
 
 // Whose gradients a step's limit looks at.

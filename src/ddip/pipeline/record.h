@@ -22,6 +22,7 @@ struct Done {
 };
 
 struct Record {
+  double start = 0;  // when the run began, in seconds of a clock that the processes of one host share
   std::vector<Done> actions;
   std::vector<std::pair<int64_t, at::Tensor>> losses;  // last stage: (micro-batch, sum)
   std::vector<double> loss_counts;                     // of each
