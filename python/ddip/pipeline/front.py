@@ -17,8 +17,9 @@ from ddip.pipeline import saving
 from ddip.pipeline.auxiliary import taken
 from ddip.pipeline.batches import Batches
 from ddip.pipeline.cutting import Cut, cut
+from ddip.pipeline.memory import Activations, memory_of
 from ddip.pipeline.parts import Split, edges_of, parts_of
-from ddip.pipeline.report import Report, rows_of, times_of
+from ddip.pipeline.report import Report, on_one_clock, rows_of, this_machine, times_of
 from ddip.pipeline.stepping import MakeOptimizer, MakeScheduler, Stepping, group_of, rule_of
 from ddip.pipeline.tying import aliases, tie_stages
 from ddip.pipeline.writer import Writer
@@ -146,6 +147,7 @@ class Pipeline:
         self.micro_batches_done = 0  # in earlier runs
         self.policies: dict[int, Any] = {}
         self._roles: dict[int, dict[str, Callable[[int], Any]]] = {}
+        self._activations: dict[int, Activations] = {}
         self.steppings: dict[int, Stepping] = {}
         self.versions: dict[int, Any] = {}
         self._stages = [
@@ -190,6 +192,7 @@ class Pipeline:
         self._read_from(source)
         for index in self._roles:
             self.modules[index].train(training)
+            self._activations[index].begin(training)
         if len(source) == 0:
             return Report([], [], 0.0, [])
         if training:
@@ -235,16 +238,19 @@ class Pipeline:
         ).hexdigest()
 
     def _report(self, record: Any, batches: int) -> Report:
-        times = [times_of(record, stage.index, self.ranks.rank, self._kept(stage.index)) for stage in self._stages]
+        times = [times_of(record, stage.index, self.ranks.rank) for stage in self._stages]
+        for one in times:
+            one.memory, one.copies_kept = memory_of(self, one.stage, record.actions)
         losses = [(k, float(loss), count) for (k, loss), count in zip(record.losses, record.loss_counts, strict=True)]
-        everything = gather_objects((times, losses, rows_of(record, self.ranks.rank)), self.ranks)
+        clocked = rows_of(record, self.ranks.rank), record.start, this_machine()
+        everything = gather_objects((times, losses, clocked), self.ranks)
         sums, counts = [0.0] * batches, [0.0] * batches
         for _, found, _ in everything:
             for micro_batch, loss, count in found:
                 sums[micro_batch // self.micro_batches] += loss
                 counts[micro_batch // self.micro_batches] += count
         stages = sorted((one for times, _, _ in everything for one in times), key=lambda one: one.stage)
-        trace = [row for _, _, rows in everything for row in rows]
+        trace = on_one_clock([clocked for _, _, clocked in everything])
         return Report(
             [total / count if count else 0.0 for total, count in zip(sums, counts, strict=True)],
             stages, max((row["end"] for row in trace), default=0.0), trace,
@@ -253,8 +259,8 @@ class Pipeline:
     def recomputes(self, index: int) -> bool:
         return next(bool(stage.recompute) for stage in self._stages if stage.index == index)
 
-    def _kept(self, index: int) -> int:
-        return self.versions[index].kept if index in self.versions else 0
+    def activations(self, index: int) -> Activations:
+        return self._activations[index]
 
     # --- the weights
 
@@ -393,15 +399,16 @@ class Pipeline:
             stage.clip *= stage.clip_share
 
         part = self.parts[index]
+        activations = self._activations[index] = Activations(module, stage.recompute)
 
         def forward(inputs: list[Any]) -> list[Any]:
             taken()  # of a forward that failed
-            with self._autocast(stage.device):
+            with self._autocast(stage.device), activations.counted("forward", inputs):
                 return part.call(inputs)
 
         def loss(outputs: list[Any], micro_batch: int, samples: int) -> Any:
             _, target, _ = roles["target"](micro_batch)
-            with self._autocast(stage.device):
+            with self._autocast(stage.device), activations.counted("loss", outputs):
                 found = self.loss(outputs[0], to_device(target, stage.device))
             if isinstance(found, tuple):
                 return native.Loss(found[0], float(found[1]))

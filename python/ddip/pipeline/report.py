@@ -1,12 +1,14 @@
-"""What a run of a pipeline did: losses, times of each stage, the trace."""
+"""What a run of a pipeline did: losses, times and memory of each stage, the trace."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
+from ddip.pipeline.chrome_trace import chrome_trace
+from ddip.pipeline.memory import Memory, readable
 from ddip.pipeline.timeline import timeline
 
 COMPUTE = ("forward", "backward", "weight_gradient", "step", "predict", "stash")
@@ -27,7 +29,27 @@ class StageTimes:
     bubble: float = 0.0  # the share of the run in which the rank computed nothing
     staleness: dict[int, int] = field(default_factory=dict)  # n -> forwards
     bytes_sent: int = 0
-    copies_kept: int = 0
+    copies_kept: int = 0  # of weights, the most at one time
+    memory: Memory = field(default_factory=Memory)
+
+    @property
+    def cells(self) -> list[str]:
+        """As TIMES has them."""
+        seconds = (self.forward, self.backward, self.update, self.communication, self.wait)
+        return [str(self.stage), str(self.rank), *(f"{one:.2f}s" for one in seconds), f"{self.bubble:.1%}"]
+
+    @property
+    def memory_cells(self) -> list[str]:
+        """As MEMORY has them."""
+        parts = (self.memory.weights, self.memory.gradients, self.memory.optimizer)
+        copies = f"{readable(self.memory.copies)} ({self.copies_kept})" if self.copies_kept else "0"
+        activations = f"{readable(self.memory.activations)} ({self.memory.in_flight})"
+        stale = ", ".join(f"{n}: {count}" for n, count in sorted(self.staleness.items()))
+        return [str(self.stage), *map(readable, parts), copies, activations, stale]
+
+
+TIMES = ("stage", "rank", "forward", "backward", "update", "send", "wait", "bubble")
+MEMORY = ("stage", "weights", "gradients", "optimizer", "copies", "activations", "forwards by staleness")
 
 
 @dataclass
@@ -48,36 +70,41 @@ class Report:
         """An SVG of what every rank did from second `begin` to second `end`."""
         return timeline(self.trace, begin, end)
 
-    def _repr_svg_(self) -> str:
-        """The first tenth of a second, or all of it if it was shorter: in a long run nothing could be told apart."""
-        return timeline(self.trace, 0.0, 0.1)
+    def _repr_html_(self) -> str:
+        """Tables, and a picture of the first tenth of a second, or of all of it if it was shorter: in a long run nothing could
+        be told apart."""
+        return "\n".join(
+            [*(as_html(*table) for table in self.tables()), f"<p>{escape(self.summary())}</p>", self.timeline(0.0, 0.1)]
+        )
 
     def save_trace(self, path: str | Path) -> None:
         """For chrome://tracing and ui.perfetto.dev."""
-        events: list[dict[str, Any]] = []
-        for rank in sorted({row["rank"] for row in self.trace}):
-            events.append({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}})
-        for row in self.trace:
-            events.append(
-                {
-                    "name": f"{row['kind']} {row['micro_batch']}", "cat": row["kind"], "ph": "X", "pid": row["rank"], "tid": row["stage"],
-                    "ts": row["begin"] * 1e6, "dur": (row["end"] - row["begin"]) * 1e6,
-                    "args": {"micro_batch": row["micro_batch"], "version": row["version"], "staleness": row["staleness"]},
-                }
-            )  # fmt: skip
-        Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+        Path(path).write_text(chrome_trace(self.trace))
+
+    def tables(self) -> list[tuple[tuple[str, ...], list[list[str]]]]:
+        """Names of the columns, and the rows: where the time of each stage went, and what it held."""
+        times = TIMES, [one.cells for one in self.stages]
+        return [times, (MEMORY, [one.memory_cells for one in self.stages])]
+
+    def summary(self) -> str:
+        batches = "1 batch" if len(self.losses) == 1 else f"{len(self.losses)} batches"
+        return f"{batches} in {self.seconds:.2f} s" + (f", last loss {self.losses[-1]:.4g}" if self.losses else "")
 
     def __str__(self) -> str:
-        lines = [
-            f"{'stage':>5} {'rank':>4} {'forward':>8} {'backward':>8} {'update':>8} {'send':>8} {'wait':>8} {'bubble':>7}"
-        ]
-        for one in self.stages:
-            lines.append(
-                f"{one.stage:>5} {one.rank:>4} {one.forward:>7.2f}s {one.backward:>7.2f}s {one.update:>7.2f}s "
-                f"{one.communication:>7.2f}s {one.wait:>7.2f}s {one.bubble:>6.1%}"
-            )
-        last = f", last loss {self.losses[-1]:.4g}" if self.losses else ""
-        return "\n".join([*lines, f"{len(self.losses)} batches in {self.seconds:.2f} s{last}"])
+        return "\n\n".join([*(as_text(*table) for table in self.tables() if table[1]), self.summary()])
+
+
+def as_text(names: tuple[str, ...], rows: list[list[str]]) -> str:
+    widths = [max(len(row[column]) for row in (names, *rows)) for column in range(len(names))]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (names, *rows)
+    )
+
+
+def as_html(names: tuple[str, ...], rows: list[list[str]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def rows_of(record: Any, rank: int) -> list[dict[str, Any]]:
@@ -91,8 +118,26 @@ def rows_of(record: Any, rank: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def times_of(record: Any, stage: int, rank: int, kept: int) -> StageTimes:
-    times = StageTimes(stage, rank, bytes_sent=record.bytes_sent, copies_kept=kept)
+def on_one_clock(parts: list[tuple[list[dict[str, Any]], float, str]]) -> list[dict[str, Any]]:
+    """The rows of all ranks, from the first one's beginning on; `parts`: a rank's rows, when it began, and the machine whose
+    clock said so. Ranks on other machines are taken to have begun together."""
+    begun: dict[str, float] = {}
+    for _, start, machine in parts:
+        begun[machine] = min(start, begun.get(machine, start))
+    return [
+        {**row, "begin": row["begin"] + start - begun[machine], "end": row["end"] + start - begun[machine]}
+        for rows, start, machine in parts
+        for row in rows
+    ]
+
+
+def this_machine() -> str:
+    """Since it was started: its clock begins anew then."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def times_of(record: Any, stage: int, rank: int) -> StageTimes:
+    times = StageTimes(stage, rank, bytes_sent=record.bytes_sent)
     busy = 0.0
     for done in record.actions:
         seconds = done.end - done.begin

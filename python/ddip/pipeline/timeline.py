@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -12,9 +14,29 @@ KINDS = {
     "weight_gradient": ("#e45756", "weight gradients"),
     "step": ("#222222", "step"),
     "send": ("#9d9da1", "send"),
-    "receive": ("#e8e8ea", "wait for a message"),
+    "receive": ("#cdd3dc", "wait for a message"),
 }
 LEFT, ROW, GAP, TOP = 70, 34, 10, 26
+
+
+@dataclass
+class Drawing:
+    """Seconds `begin` to `end`, from left to right."""
+
+    begin: float
+    end: float
+    width: int
+    hatch: str  # the pattern's name: several pictures of one page must not share it, or one vanishes with another
+
+    @property
+    def scale(self) -> float:
+        return (self.width - LEFT - 10) / max(self.end - self.begin, 1e-9)
+
+    def x(self, seconds: float) -> float:
+        return LEFT + (min(max(seconds, self.begin), self.end) - self.begin) * self.scale
+
+    def fill(self, kind: str) -> str:
+        return f"url(#{self.hatch})" if kind == "backward" else KINDS[kind][0]
 
 
 def timeline(trace: list[dict[str, Any]], begin: float = 0.0, end: float | None = None, width: int = 960) -> str:
@@ -22,32 +44,42 @@ def timeline(trace: list[dict[str, Any]], begin: float = 0.0, end: float | None 
     last = max((row["end"] for row in trace), default=0.0)
     end = last if end is None else min(end, last)
     ranks = sorted({row["rank"] for row in trace})
-    scale = (width - LEFT - 10) / max(end - begin, 1e-9)
+    stages = {
+        rank: sorted({row["stage"] for row in trace if row["rank"] == rank and row["stage"] >= 0}) for rank in ranks
+    }
+    drawing = Drawing(begin, end, width, f"hatch-{zlib.crc32(repr((begin, end, len(trace), trace[:1])).encode()):x}")
     height = TOP + len(ranks) * (ROW + GAP) + 44
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="11">',
-        '<defs><pattern id="back" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        f'<defs><pattern id="{drawing.hatch}" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
         f'<rect width="5" height="5" fill="{KINDS["backward"][0]}"/><rect width="1.5" height="5" fill="white" fill-opacity=".6"/>'
         "</pattern></defs>",
         f'<rect width="{width}" height="{height}" fill="white"/>',
     ]
     for place, rank in enumerate(ranks):
         y = TOP + place * (ROW + GAP)
-        parts.append(f'<text x="8" y="{y + ROW / 2 + 4}">rank {rank}</text>')
+        parts += label(rank, stages[rank], y)
         parts.append(f'<rect x="{LEFT}" y="{y}" width="{width - LEFT - 10}" height="{ROW}" fill="#f6f6f7"/>')
         parts += [
-            box(row, LEFT + (row["begin"] - begin) * scale, y, (row["end"] - row["begin"]) * scale)
+            box(drawing, row, y, faded=stages[rank].index(row["stage"]) / len(stages[rank]))
             for row in trace
             if row["rank"] == rank and row["kind"] in KINDS and row["end"] > begin and row["begin"] < end
         ]
-    parts += axis(begin, end, scale, TOP + len(ranks) * (ROW + GAP))
-    parts += legend(height - 12)
+    parts += axis(drawing, TOP + len(ranks) * (ROW + GAP))
+    parts += legend(drawing, height - 12)
     return "\n".join([*parts, "</svg>"])
 
 
-def box(row: dict[str, Any], x: float, y: float, width: float) -> str:
+def label(rank: int, stages: list[int], y: float) -> list[str]:
+    parts = [f'<text x="8" y="{y + ROW / 2 - 2}">rank {rank}</text>']
+    said = f"stage {stages[0]}" if len(stages) == 1 else f"stages {', '.join(map(str, stages))}"
+    return [*parts, f'<text x="8" y="{y + ROW / 2 + 11}" fill="#555" font-size="9">{said}</text>']
+
+
+def box(drawing: Drawing, row: dict[str, Any], y: float, faded: float) -> str:
+    """`faded`: from 0 on; the later stages of a rank are paler."""
     kind = row["kind"]
-    fill = "url(#back)" if kind == "backward" else KINDS[kind][0]
+    x, width = drawing.x(row["begin"]), drawing.x(row["end"]) - drawing.x(row["begin"])
     low = kind in ("send", "receive")
     top, tall = (y + ROW - 9, 9) if low else (y, ROW - 10)
     said = (
@@ -55,32 +87,30 @@ def box(row: dict[str, Any], x: float, y: float, width: float) -> str:
     )
     if kind == "forward":
         said += f", staleness {row['staleness']}"
-    found = f'<rect class="{kind}" x="{x:.2f}" y="{top}" width="{max(width, 0.3):.2f}" height="{tall}" fill="{fill}"><title>{escape(said)}</title></rect>'
-    if not low and width > 14 and kind != "step":
-        found += (
-            f'<text x="{x + width / 2:.2f}" y="{y + 16}" text-anchor="middle" fill="white">{row["micro_batch"]}</text>'
-        )
+    pale = f' fill-opacity="{1 - 0.7 * faded:.2f}"' if faded and not low and kind != "step" else ""
+    found = f'<rect class="{kind}" x="{x:.2f}" y="{top}" width="{max(width, 0.3):.2f}" height="{tall}" fill="{drawing.fill(kind)}"{pale}><title>{escape(said)}</title></rect>'
+    if not low and width > 4 + 7 * len(str(row["micro_batch"])) and kind != "step":
+        found += f'<text x="{x + width / 2:.2f}" y="{y + 16}" text-anchor="middle" fill="{"white" if kind == "forward" and faded < 0.4 else "#222"}">{row["micro_batch"]}</text>'
     return found
 
 
-def axis(begin: float, end: float, scale: float, y: float) -> list[str]:
+def axis(drawing: Drawing, y: float) -> list[str]:
     marks = []
     for part in range(5):
-        seconds = begin + (end - begin) * part / 4
+        seconds = drawing.begin + (drawing.end - drawing.begin) * part / 4
         anchor = "end" if part == 4 else "start" if part == 0 else "middle"
         marks.append(
-            f'<text x="{LEFT + (seconds - begin) * scale:.1f}" y="{y + 8}" text-anchor="{anchor}" fill="#555">{seconds * 1e3:.1f} ms</text>'
+            f'<text x="{drawing.x(seconds):.1f}" y="{y + 8}" text-anchor="{anchor}" fill="#555">{seconds * 1e3:.1f} ms</text>'
         )
     return marks
 
 
-def legend(y: float) -> list[str]:
+def legend(drawing: Drawing, y: float) -> list[str]:
     parts = []
     x = LEFT
-    for kind, (colour, name) in KINDS.items():
-        fill = "url(#back)" if kind == "backward" else colour
+    for kind, (_, name) in KINDS.items():
         parts.append(
-            f'<rect x="{x}" y="{y - 9}" width="10" height="10" fill="{fill}"/><text x="{x + 14}" y="{y}">{name}</text>'
+            f'<rect x="{x}" y="{y - 9}" width="10" height="10" fill="{drawing.fill(kind)}"/><text x="{x + 14}" y="{y}">{name}</text>'
         )
         x += 30 + 7 * len(name)
     return parts

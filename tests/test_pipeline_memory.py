@@ -1,0 +1,82 @@
+"""What a report says about memory, beside what was seen from outside and what a person would count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ddip
+
+SUPPORT = Path(__file__).parent / "support"
+pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[ddip.Group]:
+    with ddip.Group(workers=2, name="pipeline-memory") as group:
+        group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport pipeline_views as v")
+        yield group
+
+
+@pytest.mark.parametrize(
+    ("schedule", "staleness", "rule", "options", "most"),
+    [
+        ("async_1f1b", "none", "sgd", {}, 0),
+        ("async_1f1b", "stash", "sgd", {"window": [4, 0]}, 4),
+        ("async_1f1b", "stash", "sgd", {"window": [4, 0], "accumulate": 3}, 2),
+        ("async_1f1b", "msnag", "sgd", {"window": [4, 0]}, 0),
+        ("async_1f1b", "msnag+stash", "sgd", {"window": [4, 0]}, 5),
+        ("async_1f1b", "nadam+stash", "nadam", {}, 2),
+        ("async_1f1b", "gap_aware", "sgd", {"window": [3, 0]}, 3),
+        ("2bw", "stash", "sgd", {"accumulate": 4}, 1),
+        ("1f1b", "none", "adam", {}, 0),
+    ],
+)
+def test_the_report_knows_the_most_copies_of_weights_that_there_were(
+    two: ddip.Group, schedule: str, staleness: str, rule: str, options: dict[str, object], most: int
+) -> None:
+    results = two.run(f"v.copies_said_and_seen({schedule!r}, {staleness!r}, {rule!r}, {options!r})")
+    found = [pair for result in results for pair in result.value]
+    assert [said for said, _ in found] == [seen for _, seen in found]
+    assert found[0][0] == most
+
+
+# A micro-batch has 3 samples. Stage 0 is a layer of 6 to 8 and a tanh: the graph keeps its input and the tanh's result. Stage 1
+# is a layer of 8 to 3 and the squared error: input, output and target. All of 8 bytes.
+KEPT = [3 * (6 + 8) * 8, 3 * (8 + 3 + 3) * 8]
+
+
+@pytest.mark.parametrize(
+    ("options", "flights", "kept"),
+    [
+        ("'async_1f1b'", [2, 1], KEPT),
+        ("'async_1f1b', window=[3, 0]", [4, 1], KEPT),
+        ("'gpipe'", [4, 4], KEPT),
+        ("'seq'", [1, 1], KEPT),
+        ("'async_1f1b', recompute=True", [2, 1], [3 * 6 * 8, KEPT[1]]),
+    ],
+)
+def test_activations_are_what_the_graphs_in_flight_keep(
+    two: ddip.Group, options: str, flights: list[int], kept: list[int]
+) -> None:
+    first, last = (result.value for result in two.run(f"v.memory({options})"))
+    assert first == last, "every rank has the whole report"
+    assert [stage["in_flight"] for stage in first] == flights
+    assert [stage["activations"] for stage in first] == [n * size for n, size in zip(flights, kept, strict=True)]
+
+
+def test_weights_are_counted_twice_where_the_module_computes_with_others(two: ddip.Group) -> None:
+    # 6 * 8 and 8 elements: each parameter is padded to 64 bytes.
+    flat = [(48 + 8) * 8, (24 + 8) * 8]
+    for schedule, factor in (("async_1f1b", 2), ("1f1b", 1)):
+        stages = two.run(f"v.memory({schedule!r})")[0].value
+        assert [stage["weights"] for stage in stages] == [factor * flat[0], flat[1]]
+        assert [stage["gradients"] for stage in stages] == flat
+        elements = [56 * 8, 27 * 8]
+        assert [stage["optimizer"] for stage in stages] == elements, "the momentum of each element"
+
+
+def test_an_evaluation_keeps_nothing(two: ddip.Group) -> None:
+    assert [result.value for result in two.run("v.memory_of_evaluation()")] == [[0, 0]] * 2
