@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ddip.display.joined import Joined
 from ddip.display.rank_lines import label, prefix
 from ddip.display.screen import Screen, new_handle
 
@@ -25,6 +26,7 @@ class Figures:
     def __init__(self, screen: Screen, see: list[int]) -> None:
         self._screen = screen
         self._see = see
+        self._joined = Joined(screen)
         self._open = set(see)
         self._count = {rank: 0 for rank in see}
         self._waiting: dict[int, tuple[float, dict[int, dict[str, Any]]]] = {}
@@ -35,6 +37,8 @@ class Figures:
 
     def add(self, arrived: float, rank: int, body: dict[str, Any]) -> None:
         identity = body["transient"].get("display_id")
+        if self._joined.takes(body, arrived):
+            return
         if body["kind"] == "update":
             handle = self._shown.get((rank, identity))
             if handle is not None:
@@ -80,6 +84,7 @@ class Figures:
                 self._emit_one(number, self._waiting.pop(number)[1])
 
     def _emit_one(self, number: int, bodies: dict[int, dict[str, Any]]) -> None:
+        bodies = self._joined.begin(bodies)
         groups: list[tuple[list[int], dict[str, Any]]] = []
         for rank, body in sorted(bodies.items()):
             for ranks, shown in groups:

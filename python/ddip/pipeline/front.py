@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ddip.pipeline import saving
 from ddip.pipeline.auxiliary import taken
 from ddip.pipeline.batches import Batches
 from ddip.pipeline.cutting import Cut, cut
+from ddip.pipeline.live import Watch
 from ddip.pipeline.memory import Activations, memory_of
 from ddip.pipeline.parts import Split, edges_of, parts_of
 from ddip.pipeline.report import Report, on_one_clock, rows_of, this_machine, times_of
@@ -172,19 +174,23 @@ class Pipeline:
             raise ConfigError(f"the plan is refused: {verdict.error}")
         return plan
 
-    def run(self, batches: Iterable[Any]) -> Report:
+    def run(self, batches: Iterable[Any], show: bool = False) -> Report:
         """Trains on them. Every rank gives its own iterable of pairs (x, y), equally seeded and equally long: the first
-        stage reads x, the last one y."""
-        return self._run(batches, training=True)
+        stage reads x, the last one y. `show`: a notebook draws what the ranks do while they do it."""
+        with Watch(show) as watch:
+            watch.report = self._run(batches, True, watch)
+        return watch.report
 
     def evaluate(self, batches: Iterable[Any]) -> Report:
         """The losses of the newest weights, without training."""
-        return self._run(batches, training=False)
+        return self._run(batches, False, Watch(show=False))
 
-    def _run(self, batches: Iterable[Any], training: bool) -> Report:
+    def _run(self, batches: Iterable[Any], training: bool, watch: Watch) -> Report:
         source = Batches(batches, self.micro_batches)
         said = [len(source), self.fingerprint(), training]
-        for rank, theirs in enumerate(gather_objects(said, self.ranks)):
+        everybody = gather_objects((said, uuid.uuid4().hex), self.ranks)
+        run = everybody[0][1]
+        for rank, (theirs, _) in enumerate(everybody):
             if theirs != said:
                 what = f"{theirs[0]} batches here {said[0]}" if theirs[0] != said[0] else "another pipeline"
                 raise ConfigError(f"rank {rank} runs {what}: every rank must run the same pipeline on as many batches")
@@ -203,6 +209,7 @@ class Pipeline:
         record = self._executor.run(
             actions, training=training, seed=self.seed + (self.replica << 32), first_micro_batch=self.micro_batches_done if training else 0,
             step_size=self.accumulate if self.asynchronous else 0,
+            progress=watch.begin(run, self.ranks.rank, len(source) * self.micro_batches),
         )  # fmt: skip
         for index, node in record.whole_backwards.items():
             self._note(f"stage {index}: its backward is not split, because {node} computes both parts at once")
