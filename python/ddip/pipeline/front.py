@@ -22,6 +22,7 @@ from ddip.pipeline.live import Watch
 from ddip.pipeline.memory import Activations, memory_of
 from ddip.pipeline.parts import Split, edges_of, parts_of
 from ddip.pipeline.report import Report, on_one_clock, rows_of, this_machine, times_of
+from ddip.pipeline.stage_view import StageView, look_at, set_rate
 from ddip.pipeline.stepping import MakeOptimizer, MakeScheduler, Stepping, group_of, rule_of
 from ddip.pipeline.tying import aliases, tie_stages
 from ddip.pipeline.writer import Writer
@@ -288,6 +289,14 @@ class Pipeline:
         if index in self.versions:
             self.versions[index].settle()
         return {name: tensor.detach().cpu().clone() for name, tensor in self.modules[index].state_dict().items()}
+
+    def stage(self, index: int) -> StageView:
+        """What is in a stage, wherever it is: weights, steps done, rates. All ranks call it."""
+        return look_at(self, index)
+
+    def set_rate(self, rate: float) -> None:
+        """From the next step on, in all parameter groups. All ranks call it, between two runs."""
+        set_rate(self, rate)
 
     @property
     def mine(self) -> list[int]:
