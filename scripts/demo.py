@@ -27,7 +27,10 @@ NEEDED = ("nbclient", "nbconvert", "ipykernel", "matplotlib", "tqdm", "torch")
 CELL_LIMIT = 120  # seconds
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # Asked of the kernel when all cells are done.
-QUESTION = "(bool(replicas_equal), float(history[0]), float(history[-1]), float(globals().get('accuracy', 1)))"
+QUESTION = (
+    "(bool(replicas_equal), float(history[0]), float(history[-1]), float(globals().get('accuracy', 1)), "
+    "[float(loss) for loss in globals().get('pipeline_history', [])])"
+)
 ENOUGH = 0.9  # non-zero accuracy; the baselines stay below 0.8
 
 
@@ -37,6 +40,7 @@ class Outcome:
     first_loss: float
     last_loss: float
     accuracy: float
+    pipeline: list[float]  # losses; empty: there was none
 
     def complaint(self) -> str:
         """What is wrong with the run; empty if nothing is."""
@@ -46,6 +50,10 @@ class Outcome:
             return f"the loss did not go down: {self.first_loss:.4f} at first, {self.last_loss:.4f} at last"
         if self.accuracy < ENOUGH:
             return f"the network learned too little: accuracy {self.accuracy:.3f}"
+        if self.pipeline and not self.pipeline[-1] < 0.7 * self.pipeline[0]:
+            return (
+                f"the pipeline's loss did not go down: {self.pipeline[0]:.4f} at first, {self.pipeline[-1]:.4f} at last"
+            )
         return ""
 
 
@@ -187,6 +195,8 @@ def run(source: Path, folder: Path, shell: bool) -> int:
         f"Two workers trained one model from a notebook{' and from a shell' if shell else ''} in {seconds:.0f} s: "
         f"loss {outcome.first_loss:.3f} → {outcome.last_loss:.4f}{learned}, replicas equal, group stopped."
     )
+    if outcome.pipeline:
+        print(f"As a pipeline in two parts: loss {outcome.pipeline[0]:.3f} → {outcome.pipeline[-1]:.3f}.")
     print(f"Look at it:   {relative(page)} (in any browser){pictures}")
     print(f"Do it:        .venv/bin/jupyter lab {relative(source)}")
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,12 +53,16 @@ def test_demo_trains_checks_and_shows_what_to_open(tmp_path: Path) -> None:
     done = demo(tmp_path / "out")
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.rstrip("\n").splitlines()
-    assert "[ 1/12]" in done.stdout and "[12/12]" in done.stdout
+    assert "[ 1/15]" in done.stdout and "[15/15]" in done.stdout
     assert "      replicas equal: True" in lines
-    assert lines[-4] == "" and all(lines[-3:])
-    assert "replicas equal" in lines[-3] and "unet.html" in lines[-2] and "jupyter lab" in lines[-1]
+    assert lines[-5] == "" and all(lines[-4:])
+    assert "replicas equal" in lines[-4] and "unet.html" in lines[-2] and "jupyter lab" in lines[-1]
+    first, last = re.findall(r"As a pipeline in two parts: loss ([\d.]+) → ([\d.]+)\.", lines[-3])[0]
+    assert float(last) < 0.7 * float(first)
     page = (tmp_path / "out" / "unet.html").read_text(encoding="utf-8")
     assert page.count("data:image/png;base64,") >= 3 and "replicas equal: True" in page
+    assert "forwards by staleness" in page and 'class="backward"' in page, "the pipeline's report with its timeline"
+    assert "micro-batch 1 of" not in page, "which took the place of the picture that moved"
     executed: Any = nbformat.read(tmp_path / "out" / "unet.ipynb", as_version=4)
     assert all(cell.execution_count for cell in executed.cells if cell.cell_type == "code")
     # The same from the command line.
@@ -93,6 +98,10 @@ def test_demo_that_fails_in_the_middle_says_so_and_leaves_no_group(tmp_path: Pat
         ("replicas_equal, history = False, [1.0, 0.1]", "the two copies of the model differ"),
         ("replicas_equal, history = True, [1.0, 0.9]", "the loss did not go down"),
         ("replicas_equal, history, accuracy = True, [1.0, 0.1], 0.7", "the network learned too little"),
+        (
+            "replicas_equal, history, pipeline_history = True, [1.0, 0.1], [1.0, 0.9, 0.8]",
+            "the pipeline's loss did not go down: 1.0000 at first, 0.8000 at last",
+        ),
         ("pass", "the notebook has no"),
     ],
 )

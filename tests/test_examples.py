@@ -133,10 +133,39 @@ def test_client_names_the_groups_when_there_is_no_such_one(client: Path, start: 
     assert "nosuch" in done.stderr and group.name in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.timeout(240)
 def test_the_pipeline_notebook_trains_both_ways_and_proves_what_it_did(execute: Callable[..., tuple[str, int]]) -> None:
     said, _ = execute("pipeline.ipynb")
     assert "policy: msnag" in said and "staleness of stage 0's forwards: {" in said
     assert re.search(r"\d+ actions and \d+ steps computed again: identical", said), said
+    assert said.count("forwards by staleness") == 2 and "stage 1 on rank 1: " in said and "rate 0.005" in said
     for first, last in re.findall(r"loss (\d+\.\d+) -> (\d+\.\d+)", said):
         assert float(last) < 0.5 * float(first)
     assert len(re.findall(r"loss (\d+\.\d+) -> (\d+\.\d+)", said)) == 2
+
+
+@pytest.mark.timeout(240)
+def test_the_u_net_in_a_pipeline_keeps_its_skips_within_ranks_and_learns() -> None:
+    if (ROOT / ".setup" / "without_engine").exists():
+        pytest.skip("make setup left the data plane out")
+    pytest.importorskip("torch")
+    program = ROOT / "python" / "ddip" / "_bin" / "ddip"
+    done = subprocess.run(
+        [program, "run", "-n", "2", "--no-prefix", "--", sys.executable, EXAMPLES / "unet_pipeline.py"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "python")}, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    rank_of: dict[str, int] = {}
+    stages = re.findall(r"^stage (\d) on rank (\d): (.*)$", done.stdout, re.MULTILINE)
+    for _, rank, layers in stages:
+        rank_of.update({layer: int(rank) for layer in layers.split(", ")})
+    assert set(rank_of.values()) == {0, 1} and len(stages) == 3
+    for level in range(3):
+        assert rank_of[f"encoder.{level}"] == rank_of[f"decoder.{level}"], "an encoder block lies beside its mirror"
+    # Of the stages 0, 1 and 2 only neighbours talk over the link; the skip from 0 to 2 stays on their rank.
+    assert "between ranks: 0 to 1, 1 to 2; within one: 1\n" in done.stdout
+    first, last = re.findall(r"policy msnag: loss ([\d.]+) -> ([\d.]+)", done.stdout)[0]
+    assert float(last) < 0.3 * float(first)
+    one, other = re.findall(r"held out: ([\d.]+) in the pipeline, ([\d.]+) in one piece", done.stdout)[0]
+    assert float(one) == pytest.approx(float(other), rel=1e-3), "the stages are the model"
+    assert float(re.findall(r"not background: ([\d.]+)", done.stdout)[0]) > 0.9
