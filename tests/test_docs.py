@@ -225,10 +225,12 @@ def test_notebook_of_the_readme_runs_and_prints_what_it_says(monkeypatch: pytest
     assert "stopped" in notebook.cells[2].outputs[-1].text
 
 
-def test_cpp_of_the_readme_is_the_examples() -> None:
+def test_cpp_of_the_pages_is_the_examples() -> None:
     client, training = blocks("README.md", "cpp")
     assert client in text_of("examples/client.cpp")
     assert training in text_of("examples/cpp/train.cpp")
+    (pipeline,) = blocks("docs/pipeline.md", "cpp")
+    assert pipeline in text_of("examples/cpp/pipeline.cpp")
 
 
 def test_every_test_that_the_feature_list_names_exists() -> None:

@@ -4,5 +4,6 @@
 
 #include "ddip/base/error.h"
 #include "ddip/data_parallel/data_parallel.h"
+#include "ddip/pipeline/pipeline.h"
 #include "ddip/tensors/communicator.h"
 #include "ddip/tensors/context.h"

@@ -1,4 +1,4 @@
-"""A C++ program outside the tree trains data-parallel with ddip::ddip: the one of examples/cpp."""
+"""C++ programs outside the tree train with ddip::ddip, data-parallel and in a pipeline: those of examples/cpp."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def run(*command: object) -> str:
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("engine")
     run("cmake", "--install", ROOT / "build" / "release", "--prefix", folder / "prefix")
     shutil.copytree(ROOT / "examples" / "cpp", folder / "source")
     where = [f"-DCMAKE_PREFIX_PATH={folder / 'prefix'}", f"-DPython_EXECUTABLE={sys.executable}"]
     run("cmake", "-S", folder / "source", "-B", folder / "build", *where)
     run("cmake", "--build", folder / "build")
-    return folder / "build" / "train"
+    return folder / "build"
 
 
 def weights(output: str) -> list[str]:
@@ -45,17 +45,22 @@ def under_mpirun(program: Path) -> str:
     return done.stdout
 
 
+def under_ddip_run(program: Path, *arguments: object) -> str:
+    return run(Path(sys.executable).parent / "ddip", "run", "-n", "2", "--", program, *arguments)
+
+
 LAUNCHERS = {
     "torchrun": lambda program: run(
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python", program
     ),
-    "ddip run": lambda program: run(Path(sys.executable).parent / "ddip", "run", "-n", "2", "--", program),
+    "ddip run": under_ddip_run,
     "mpirun": under_mpirun,
 }
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "ddip run", pytest.param("mpirun", marks=mpirun.there)])
-def test_ranks_with_different_data_learn_the_same_weights(program: Path, launcher: str) -> None:
+def test_ranks_with_different_data_learn_the_same_weights(programs: Path, launcher: str) -> None:
+    program = programs / "train"
     output = LAUNCHERS[launcher](program)
     both = weights(output)
     assert len(both) == 2 and both[0] == both[1]
@@ -63,3 +68,25 @@ def test_ranks_with_different_data_learn_the_same_weights(program: Path, launche
     assert len(losses) == 5 and losses[-1] < losses[0] / 10
     # Each rank has data of its own, so alone it learns something else.
     assert weights(run(program)) != both[:1]
+
+
+def loss_of_pipeline(output: str) -> tuple[float, float, str]:
+    """(first, last, weights)."""
+    (found,) = re.findall(r"loss (\S+) -> (\S+), staleness policy msnag, weights (\S+)", output)
+    return float(found[0]), float(found[1]), found[2]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "ddip run", pytest.param("mpirun", marks=mpirun.there)])
+def test_a_pipeline_of_two_ranks_learns(programs: Path, launcher: str) -> None:
+    output = LAUNCHERS[launcher](programs / "pipeline")
+    first, last, _ = loss_of_pipeline(output)
+    assert last < first / 5
+    assert "200 batches in" in output and len(re.findall(r"^ +[01] +[01] .*%$", output, re.MULTILINE)) == 2
+
+
+def test_what_the_pipeline_did_is_computed_again_in_python(programs: Path, tmp_path: Path) -> None:
+    ledger = tmp_path / "run.ledger"
+    shutil.copy(ROOT / "examples" / "cpp" / "pipeline.py", tmp_path)
+    under_ddip_run(programs / "pipeline", ledger)
+    said = run(Path(sys.executable).parent / "ddip", "replay", ledger)
+    assert said.splitlines()[-1] == "identical" and "2 stages, async_1f1b, msnag, 800 micro-batches" in said

@@ -177,8 +177,9 @@ def _checked_header(values: Json, where: str) -> Json:
             raise ConfigError(
                 f"{where}: optimizer {name!r}; expected {', '.join(GROUP_KEYS)}{did_you_mean(name, GROUP_KEYS)}"
             )
-        if optimizer.get("form", "torch") not in ("torch", "sutskever"):
-            raise ConfigError(f"{where}: form {optimizer['form']!r}; expected torch or sutskever")
+        other = "sutskever" if name == "sgd" else "libtorch"
+        if optimizer.get("form", "torch") not in ("torch", other):
+            raise ConfigError(f"{where}: form {optimizer['form']!r} of {name}; expected torch or {other}")
         for group in optimizer["groups"]:
             _check_keys(group, {"parameters": NAMES}, GROUP_KEYS[name], f"{where}: group of {name}")
             betas = group.get("betas", [0.0, 0.0])

@@ -24,7 +24,8 @@ class Group:
     weight_decay: float = 0.0
     nesterov: bool = False
     maximize: bool = False
-    form: str = "torch"  # of SGD; in the "sutskever" form the velocity carries the rate
+    # "sutskever", of SGD: the velocity carries the rate. "libtorch", of Adam: the first moment is rounded as torch::optim's
+    form: str = "torch"
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     momentum_decay: float = 0.004
@@ -75,7 +76,10 @@ def stepped(group: Group, weight: Tensor, gradient: Tensor, memory: Memory, step
     beta1, beta2 = group.betas
     first = torch.zeros_like(weight) if memory.first is None else memory.first
     second = torch.zeros_like(weight) if memory.second is None else memory.second
-    first = first.lerp(gradient, 1 - beta1)
+    if group.form == "libtorch":
+        first = first.mul(beta1).add_(gradient, alpha=1 - beta1)
+    else:
+        first = first.lerp(gradient, 1 - beta1)
     second = second.mul(beta2).addcmul_(gradient, gradient, value=1 - beta2)
     memory.first, memory.second, memory.gradient = first, second, gradient
     if group.name == "nadam":

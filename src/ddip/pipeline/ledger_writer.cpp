@@ -1,0 +1,234 @@
+#include "ddip/pipeline/ledger_writer.h"
+
+#include <fmt/format.h>
+#include <torch/version.h>
+
+#include <cmath>
+
+#include "ddip/base/error.h"
+#include "ddip/base/file.h"
+#include "ddip/checkpoint/sha256.h"
+#include "ddip/pipeline/gather.h"
+#include "ddip/pipeline/random.h"
+
+namespace ddip::pipeline {
+namespace {
+
+using nlohmann::json;
+using schedule::Kind;
+using staleness::Rule;
+
+std::string hash_of(const std::vector<at::Tensor>& tensors) {
+  checkpoint::Sha256 hash;
+  for (const at::Tensor& tensor : tensors) {
+    at::Tensor bytes = tensor.detach().cpu().contiguous();
+    hash.add({static_cast<const std::byte*>(bytes.const_data_ptr()), bytes.nbytes()});
+  }
+  return hash.hexadecimal();
+}
+
+// The true weights, frozen ones too, in the module's order.
+std::string hash_of_stage(const Part& part, const Weights& weights) {
+  std::vector<at::Tensor> all;
+  size_t trained = 0;
+  for (const auto& [name, tensor] : parameters_of(part))
+    all.push_back(tensor.requires_grad() ? weights.masters()[trained++] : tensor);
+  return hash_of(all);
+}
+
+json described(const Part& part, const Weights& weights, const Stepping& stepping) {
+  std::map<const at::TensorImpl*, std::string> names;
+  const std::vector<NamedTensor> trained = trained_in(part);
+  for (size_t i = 0; i < trained.size(); ++i) names[weights.masters()[i].unsafeGetTensorImpl()] = trained[i].name;
+  json groups = json::array();
+  for (const auto& given : stepping.optimizer().param_groups()) {
+    const staleness::Group group = group_of(stepping.rule(), given);
+    json said{{"parameters", json::array()}, {"weight_decay", group.weight_decay}, {"maximize", false}};
+    for (const at::Tensor& parameter : given.params())
+      said["parameters"].push_back(names.at(parameter.unsafeGetTensorImpl()));
+    if (stepping.rule() == Rule::sgd) {
+      said["momentum"] = group.momentum;
+      said["dampening"] = group.dampening;
+      said["nesterov"] = group.nesterov;
+    } else {
+      said["betas"] = {group.beta1, group.beta2};
+      said["eps"] = group.eps;
+    }
+    groups.push_back(std::move(said));
+  }
+  // libtorch's Adam of C++ adds up its first moment in another order than Python's.
+  const char* form = stepping.rule() == Rule::sgd ? "torch" : "libtorch";
+  return {{"name", staleness::name_of(stepping.rule())}, {"form", form}, {"groups", groups}};
+}
+
+json first_of_each(const std::vector<std::vector<double>>& rates) {
+  json found = json::array();
+  for (const auto& one : rates) found.push_back({one.at(0)});
+  return found;
+}
+
+}  // namespace
+
+LedgerWriter::LedgerWriter(std::filesystem::path path, LedgerFacts facts, std::shared_ptr<tensors::Communicator> ranks)
+    : path_(std::move(path)), facts_(std::move(facts)), ranks_(std::move(ranks)) {}
+
+void LedgerWriter::watch(int stage, const Part& part, const Weights& weights, Stepping& stepping, bool recomputes) {
+  if (stepping.rule() == Rule::other)
+    throw ConfigError("a ledger knows SGD, Adam and AdamW: of another optimizer it could not be computed again");
+  Watched& watched = stages_[stage];
+  watched = {.part = &part,
+             .weights = &weights,
+             .stepping = &stepping,
+             .recomputes = recomputes,
+             .initial = hash_of_stage(part, weights)};
+  stepping.on_step = [&watched] { watched.gradient = hash_of(watched.weights->slices(watched.weights->gradient())); };
+  stepping.on_stepped = [&watched] {
+    watched.steps.push_back({{"rates", watched.stepping->last_rates()},
+                             {"sha256", hash_of_stage(*watched.part, *watched.weights)},
+                             {"gradient", watched.gradient}});
+  };
+}
+
+void LedgerWriter::add(const Record& record, int64_t first) {
+  std::map<int64_t, double> losses;
+  int64_t micro_batches = first;
+  for (const auto& [micro_batch, loss] : record.losses) {
+    losses[micro_batch] = loss.item<double>();
+    micro_batches = std::max(micro_batches, first + micro_batch + 1);
+  }
+  json mine{{"lines", json::array()}, {"about", json::array()}, {"micro_batches", micro_batches}};
+  for (const Done& done : record.actions) {
+    if (json line = line_of(done, first, losses); !line.is_null()) mine["lines"].push_back(line.dump());
+  }
+  for (const auto& [index, stage] : stages_) mine["about"].push_back({index, about(stage)});
+  std::map<int, json> everything;
+  for (const json& theirs : gather_json(*ranks_, mine)) {
+    for (const json& line : theirs["lines"]) lines_.push_back(line);
+    for (const json& one : theirs["about"]) everything[one[0]] = one[1];
+    micro_batches = std::max(micro_batches, theirs["micro_batches"].get<int64_t>());
+  }
+  if (ranks_->rank() == 0)
+    write(everything, micro_batches);
+  else
+    lines_.clear();
+}
+
+json LedgerWriter::line_of(const Done& done, int64_t first, const std::map<int64_t, double>& losses) {
+  const int index = done.action.stage;
+  const int64_t micro_batch = first + done.action.micro_batch;
+  if (!stages_.contains(index) || done.count == 0) return nullptr;
+  Watched& stage = stages_.at(index);
+  if (done.action.kind == Kind::forward) {
+    json line{{"kind", "forward"},
+              {"stage", index},
+              {"micro_batch", micro_batch},
+              {"count", static_cast<int64_t>(done.count)},
+              {"weights", seen(stage, index, done.used, first)},
+              {"buffers", stage.forwards++},
+              {"seed", seed_of(facts_.seed, index, micro_batch)}};
+    stage.staleness += done.used.staleness;
+    if (index == facts_.stages - 1) {
+      const double loss = losses.at(done.action.micro_batch);
+      line["loss"] = std::isfinite(loss) ? json(loss) : json();
+    }
+    return line;
+  }
+  if (done.action.kind == Kind::backward)
+    return {{"kind", "backward"},
+            {"stage", index},
+            {"micro_batch", micro_batch},
+            {"weights", seen_back(stage, index, done.read)},
+            {"recomputed", stage.recomputes}};
+  if (done.action.kind != Kind::step) return nullptr;
+  json line = std::move(stage.steps.front());
+  stage.steps.pop_front();
+  json together = json::array();
+  for (int64_t one : done.stepped.micro_batches) together.push_back(first + one);
+  line.update({{"kind", "step"},
+               {"stage", index},
+               {"step", ++stage.versions},
+               {"count", static_cast<int64_t>(done.stepped.count)},
+               {"micro_batches", together}});
+  const auto share = static_cast<int>(done.stepped.micro_batches.size());
+  if (!facts_.synchronous && share < facts_.accumulate) line["share"] = {share, facts_.accumulate};
+  return line;
+}
+
+json LedgerWriter::seen(Watched& stage, int index, const Used& used, int64_t first) const {
+  if (!used.predicted) {
+    json found{{"kind", "true"}, {"version", used.version}};
+    // 2bw reads a version that is old already, so that n says more than the steps to come.
+    if (facts_.schedule != "2bw") found["n"] = used.staleness;
+    return found;
+  }
+  const auto rates = stage.stepping->by_group(used.rates);
+  json found{{"kind", "predicted"}, {"version", used.version}};
+  if (has("spectrain")) {
+    found["distance"] = distance(index, false);
+    found["rates"] = first_of_each(rates);
+  } else {
+    found["n"] = used.staleness;
+    found["rates"] = rates;
+  }
+  if (has("aggmsnag")) {
+    found["partial"] = json::array();
+    for (int64_t one : used.pending) found["partial"].push_back(first + one);
+  }
+  return found;
+}
+
+json LedgerWriter::seen_back(Watched& stage, int index, const ReadBack& read) const {
+  if (read.from == ReadBack::From::forward) return json::object({{"kind", "forward"}});
+  if (read.from == ReadBack::From::truth) return {{"kind", "true"}, {"version", read.version}};
+  if (has("pipemare")) return {{"kind", "corrected"}, {"version", read.version}};
+  return {{"kind", "predicted"},
+          {"version", read.version},
+          {"distance", distance(index, true)},
+          {"rates", first_of_each(stage.stepping->by_group(read.rates))}};
+}
+
+int LedgerWriter::distance(int stage, bool backward) const {
+  const int far = stage / 2 + (backward ? 0 : facts_.stages - stage - 1);
+  return (far + facts_.accumulate - 1) / facts_.accumulate;
+}
+
+json LedgerWriter::about(const Watched& stage) const {
+  const double mean =
+      stage.forwards > 0 ? static_cast<double>(stage.staleness) / static_cast<double>(stage.forwards) : 0;
+  return {{"initial", stage.initial},
+          {"optimizer", described(*stage.part, *stage.weights, *stage.stepping)},
+          {"mean_staleness", mean}};
+}
+
+void LedgerWriter::write(const std::map<int, json>& about, int64_t micro_batches) const {
+  json header{{"kind", "header"},
+              {"format", 1},
+              {"stages", facts_.stages},
+              {"schedule", facts_.schedule},
+              {"staleness", facts_.staleness},
+              {"options", json::object()},
+              {"micro_batches", micro_batches},
+              {"split", facts_.micro_batches},
+              {"accumulate", facts_.synchronous ? facts_.accumulate * facts_.micro_batches : facts_.accumulate},
+              {"optimizer", json::array()},
+              {"clip", facts_.clip > 0 ? json(facts_.clip) : json()},
+              {"precision", facts_.precision},
+              {"order", "plan"},
+              {"mean_staleness", json::array()},
+              {"threads", at::get_num_threads()},
+              {"torch", TORCH_VERSION},
+              {"capability", at::get_cpu_capability()},
+              {"seed", facts_.seed},
+              {"program", facts_.program.empty() ? json() : json(facts_.program)},
+              {"initial", json::array()}};
+  for (const auto& [index, stage] : about) {
+    for (const char* key : {"optimizer", "mean_staleness", "initial"}) header[key].push_back(stage.at(key));
+  }
+  std::string text = header.dump() + "\n";
+  for (const std::string& line : lines_) text += line + "\n";
+  NewFile file(path_);
+  file.write(std::as_bytes(std::span(text)), 0);
+  file.publish();
+}
+
+}  // namespace ddip::pipeline

@@ -1,0 +1,80 @@
+#include "ddip/pipeline/part.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "ddip/base/error.h"
+
+namespace ddip::pipeline {
+
+std::string Part::kind_of(const torch::nn::Module& module) {
+  std::string name = module.name();
+  if (size_t scope = name.rfind("::"); scope != std::string::npos) name.erase(0, scope + 2);
+  if (name.ends_with("Impl")) name.resize(name.size() - 4);
+  return name;
+}
+
+std::vector<Part> cut(torch::nn::Sequential model, int stages) {
+  const auto layers = static_cast<int>(model->size());
+  if (stages < 1 || stages > layers)
+    throw ConfigError(fmt::format("{} stages of a model with {} layers: expected at most {}", stages, layers, layers));
+  std::vector<std::string> names = model->named_children().keys();
+  auto layer = model->begin();
+  std::vector<Part> parts;
+  for (int stage = 0, done = 0; stage < stages; ++stage) {
+    torch::nn::Sequential part;
+    // Rounded to even, as Python's round: the same model is cut in the same places.
+    const auto end = static_cast<int>(std::nearbyint(static_cast<double>(stage + 1) * layers / stages));
+    for (; done < end; ++done, ++layer) part->push_back(names[static_cast<size_t>(done)], *layer);
+    parts.emplace_back(part).prefix = "";
+  }
+  return parts;
+}
+
+std::vector<NamedTensor> parameters_of(const Part& part) {
+  std::vector<NamedTensor> found;
+  std::set<const at::TensorImpl*> seen;
+  if (!part.module) return found;
+  for (const auto& item : part.module->named_parameters()) {
+    if (seen.insert(item.value().unsafeGetTensorImpl()).second) found.push_back({item.key(), item.value()});
+  }
+  return found;
+}
+
+std::vector<NamedTensor> trained_in(const Part& part) {
+  std::vector<NamedTensor> found = parameters_of(part);
+  std::erase_if(found, [](const NamedTensor& one) { return !one.tensor.requires_grad(); });
+  return found;
+}
+
+void refuse_tied(const std::vector<Part>& parts) {
+  std::map<const at::TensorImpl*, std::pair<size_t, std::string>> home;
+  for (size_t stage = 0; stage < parts.size(); ++stage) {
+    for (const auto& [name, tensor] : parameters_of(parts[stage])) {
+      auto [place, is_new] = home.try_emplace(tensor.unsafeGetTensorImpl(), stage, name);
+      if (!is_new && place->second.first != stage)
+        throw ConfigError(fmt::format(
+            "{} of stage {} and {} of stage {} are one parameter; weights that are tied across stages are not kept "
+            "equal: expected them in one stage",
+            place->second.second, place->second.first, name, stage));
+    }
+  }
+}
+
+std::vector<schedule::Edge> chain_of(size_t stages) {
+  std::vector<schedule::Edge> edges;
+  for (int stage = 0; stage + 1 < static_cast<int>(stages); ++stage) edges.push_back({stage, stage + 1});
+  return edges;
+}
+
+std::vector<Value> run_part(const Part& part, const std::vector<Value>& inputs, size_t outgoing) {
+  Value result = part.forward(inputs.size() == 1 ? inputs[0] : Value{Value::Tuple{inputs}});
+  if (outgoing < 2) return {std::move(result)};
+  if (auto* each = std::get_if<Value::Tuple>(&result.content)) return std::move(each->items);
+  return std::vector<Value>(outgoing, result);
+}
+
+}  // namespace ddip::pipeline

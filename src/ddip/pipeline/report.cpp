@@ -1,0 +1,172 @@
+#include "ddip/pipeline/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ostream>
+#include <set>
+
+#include "ddip/base/file.h"
+
+namespace ddip::pipeline {
+
+using nlohmann::json;
+using schedule::Kind;
+
+namespace {
+
+json packed(const TraceRow& row) {
+  const schedule::Action& action = row.action;
+  return {row.rank,
+          static_cast<int>(action.kind),
+          static_cast<int>(action.direction),
+          action.stage,
+          action.micro_batch,
+          action.edge,
+          action.version,
+          action.staleness,
+          row.begin,
+          row.end};
+}
+
+TraceRow unpacked(const json& row) {
+  return {.rank = row[0],
+          .action = {.kind = static_cast<Kind>(row[1].get<int>()),
+                     .direction = static_cast<schedule::Direction>(row[2].get<int>()),
+                     .stage = row[3],
+                     .micro_batch = row[4],
+                     .edge = row[5],
+                     .version = row[6],
+                     .staleness = row[7]},
+          .begin = row[8],
+          .end = row[9]};
+}
+
+}  // namespace
+
+StageTimes times_of(const Record& record, int stage, int rank, int64_t copies_kept) {
+  StageTimes times{.stage = stage, .rank = rank, .bytes_sent = record.bytes_sent, .copies_kept = copies_kept};
+  double busy = 0;
+  for (const Done& done : record.actions) {
+    double seconds = done.end - done.begin;
+    times.total = std::max(times.total, done.end);
+    switch (done.action.kind) {
+      case Kind::forward:
+      case Kind::backward:
+      case Kind::weight_gradient:
+      case Kind::step:
+      case Kind::predict:
+      case Kind::stash: busy += seconds; break;
+      default: break;
+    }
+    if (done.action.stage != stage) continue;
+    switch (done.action.kind) {
+      case Kind::forward:
+        times.forward += seconds;
+        ++times.staleness[done.action.staleness];
+        break;
+      case Kind::backward:
+      case Kind::weight_gradient: times.backward += seconds; break;
+      case Kind::step: times.update += seconds; break;
+      case Kind::receive: times.wait += seconds; break;
+      default: times.communication += seconds; break;
+    }
+  }
+  times.bubble = times.total > 0 ? 1 - busy / times.total : 0;
+  return times;
+}
+
+double Report::bubble() const {
+  double sum = 0;
+  for (const StageTimes& one : stages) sum += one.bubble;
+  return stages.empty() ? 0 : sum / static_cast<double>(stages.size());
+}
+
+std::string Report::text() const {
+  std::string lines = fmt::format("{:>5} {:>4} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7}\n", "stage", "rank", "forward",
+                                  "backward", "update", "send", "wait", "bubble");
+  for (const StageTimes& one : stages)
+    lines +=
+        fmt::format("{:>5} {:>4} {:>7.2f}s {:>7.2f}s {:>7.2f}s {:>7.2f}s {:>7.2f}s {:>6.1f}%\n", one.stage, one.rank,
+                    one.forward, one.backward, one.update, one.communication, one.wait, 100 * one.bubble);
+  std::string last = losses.empty() ? "" : fmt::format(", last loss {:.4g}", losses.back());
+  return lines + fmt::format("{} batches in {:.2f} s{}", losses.size(), seconds, last);
+}
+
+std::ostream& operator<<(std::ostream& out, const Report& report) { return out << report.text(); }
+
+void Report::save_trace(const std::filesystem::path& path) const {
+  json events = json::array();
+  std::set<int> ranks;
+  for (const TraceRow& row : trace) ranks.insert(row.rank);
+  for (int rank : ranks)
+    events.push_back(
+        {{"name", "process_name"}, {"ph", "M"}, {"pid", rank}, {"args", {{"name", fmt::format("rank {}", rank)}}}});
+  for (const auto& [rank, action, begin, end] : trace) {
+    const std::string kind(schedule::name_of(action.kind));
+    events.push_back(
+        {{"name", fmt::format("{} {}", kind, action.micro_batch)},
+         {"cat", kind},
+         {"ph", "X"},
+         {"pid", rank},
+         {"tid", action.stage},
+         {"ts", begin * 1e6},
+         {"dur", (end - begin) * 1e6},
+         {"args",
+          {{"micro_batch", action.micro_batch}, {"version", action.version}, {"staleness", action.staleness}}}});
+  }
+  const std::string text = json{{"traceEvents", events}, {"displayTimeUnit", "ms"}}.dump();
+  NewFile file(path);
+  file.write(std::as_bytes(std::span(text)), 0);
+  file.publish();
+}
+
+json share_of(const Record& record, const std::vector<StageTimes>& stages, int rank) {
+  json share{{"stages", json::array()}, {"losses", json::array()}, {"trace", json::array()}};
+  for (const StageTimes& one : stages) {
+    json staleness = json::array();
+    for (const auto& [steps, forwards] : one.staleness) staleness.push_back({steps, forwards});
+    share["stages"].push_back({one.stage, one.rank, one.forward, one.backward, one.update, one.communication, one.wait,
+                               one.total, one.bubble, staleness, one.bytes_sent, one.copies_kept});
+  }
+  for (size_t i = 0; i < record.losses.size(); ++i)
+    share["losses"].push_back({record.losses[i].first, record.losses[i].second.item<double>(), record.loss_counts[i]});
+  for (const Done& done : record.actions) share["trace"].push_back(packed({rank, done.action, done.begin, done.end}));
+  return share;
+}
+
+Report joined(const std::vector<json>& shares, int64_t batches, int micro_batches) {
+  Report report;
+  std::vector<double> sums(static_cast<size_t>(batches)), counts(sums.size());
+  for (const json& share : shares) {
+    for (const json& one : share.at("stages")) {
+      StageTimes times{.stage = one[0],
+                       .rank = one[1],
+                       .forward = one[2],
+                       .backward = one[3],
+                       .update = one[4],
+                       .communication = one[5],
+                       .wait = one[6],
+                       .total = one[7],
+                       .bubble = one[8],
+                       .bytes_sent = one[10],
+                       .copies_kept = one[11]};
+      for (const json& pair : one[9]) times.staleness[pair[0]] = pair[1];
+      report.stages.push_back(std::move(times));
+    }
+    for (const json& one : share.at("losses")) {
+      auto batch = static_cast<size_t>(one[0].get<int64_t>() / micro_batches);
+      sums.at(batch) += one[1].get<double>();
+      counts.at(batch) += one[2].get<double>();
+    }
+    for (const json& row : share.at("trace")) {
+      report.trace.push_back(unpacked(row));
+      report.seconds = std::max(report.seconds, report.trace.back().end);
+    }
+  }
+  std::ranges::sort(report.stages, {}, &StageTimes::stage);
+  for (size_t i = 0; i < sums.size(); ++i) report.losses.push_back(counts[i] > 0 ? sums[i] / counts[i] : 0);
+  return report;
+}
+
+}  // namespace ddip::pipeline

@@ -1,0 +1,87 @@
+"""Pipelines of C++ programs: what their ledgers say, computed again in Python, has the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = ROOT / "build" / "release" / "pipeline_test"
+if not PROGRAM.exists():
+    pytest.skip("the C++ tests are not built", allow_module_level=True)
+
+
+# As mlp and data of src/ddip/pipeline/pipeline_test.cpp: the same seeds give the same numbers in both languages.
+
+
+def stages() -> list[Any]:
+    torch.manual_seed(0)
+    first, last = torch.nn.Linear(6, 8), torch.nn.Linear(8, 3)
+    return [torch.nn.Sequential(first, torch.nn.Tanh()), torch.nn.Sequential(last)]
+
+
+def batches() -> list[tuple[Any, Any]]:
+    torch.manual_seed(7)
+    return [(torch.randn(size, 6), torch.randn(size, 3)) for size in (12, 12, 12, 12, 12, 7)]
+
+
+@pytest.fixture(scope="module")
+def ledgers(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("ledgers")
+    done = subprocess.run(
+        [PROGRAM, "--gtest_filter=CppPipeline.ledgers_for_replay"],
+        env={**os.environ, "DDIP_TEST_LEDGERS": str(folder)}, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return sorted(folder.iterdir())
+
+
+def test_what_ran_in_cpp_is_computed_again_in_python_bit_for_bit(ledgers: list[Path]) -> None:
+    from ddip.pipeline.replay import replay
+
+    torch.set_num_threads(1)
+    seen = set()
+    for path in ledgers:
+        header = json.loads(path.read_text().splitlines()[0])
+        cell = (header["schedule"], header["staleness"], header["optimizer"][0]["name"])
+        found = replay(path, stages(), torch.nn.functional.mse_loss, batches())
+        assert found.difference is None, (cell, found.difference)
+        assert found.steps > 10 or header["accumulate"] > 4, cell
+        seen.add(cell)
+    assert len(ledgers) == 20 and len({schedule for schedule, _, _ in seen}) == 6
+    assert {name for _, _, name in seen} == {"sgd", "adam", "adamw"}
+
+
+def test_a_lie_in_such_a_ledger_is_found(ledgers: list[Path], tmp_path: Path) -> None:
+    from ddip.pipeline.replay import replay
+
+    torch.set_num_threads(1)
+    lines = [json.loads(line) for line in ledgers[5].read_text().splitlines()]
+    assert lines[0]["staleness"] == "msnag"
+    rates = next(line["weights"]["rates"] for line in lines if line.get("weights", {}).get("kind") == "predicted")
+    rates[0][0] *= 1.001
+    (tmp_path / "lie").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = replay(tmp_path / "lie", stages(), torch.nn.functional.mse_loss, batches())
+    assert found.difference is not None
+
+
+def test_a_pipeline_of_cpp_ends_where_one_of_python_does(ledgers: list[Path]) -> None:
+    """The simulator plans by itself: it must come to the same weights as the C++ run's ledger says."""
+    from ddip.pipeline.simulate import simulate
+
+    torch.set_num_threads(1)
+    lines = [json.loads(line) for line in ledgers[4].read_text().splitlines()]
+    assert lines[0]["staleness"] == "stash" and lines[0]["schedule"] == "async_1f1b"
+    found = simulate(  # the first run of two
+        stages(), torch.nn.functional.mse_loss, batches()[:2], schedule="async_1f1b", staleness="stash", micro_batches=4,
+        optimizer=lambda p: torch.optim.SGD(p, 0.05, momentum=0.9), seed=5,
+    )  # fmt: skip
+    steps = [line for line in lines if line["kind"] == "step" and line["stage"] == 0]
+    first = [record.values for record in found.ledger.records if record.kind == "step" and record.stage == 0]
+    assert len(first) == 8 and [line["sha256"] for line in steps[:8]] == [line["sha256"] for line in first]
