@@ -69,18 +69,14 @@ json first_of_each(const std::vector<std::vector<double>>& rates) {
 
 }  // namespace
 
-LedgerWriter::LedgerWriter(std::filesystem::path path, LedgerFacts facts, std::shared_ptr<tensors::Communicator> ranks)
-    : path_(std::move(path)), facts_(std::move(facts)), ranks_(std::move(ranks)) {}
+LedgerWriter::LedgerWriter(const Settings& settings, std::shared_ptr<tensors::Communicator> ranks)
+    : settings_(settings), ranks_(std::move(ranks)) {}
 
-void LedgerWriter::watch(int stage, const Part& part, const Weights& weights, Stepping& stepping, bool recomputes) {
+void LedgerWriter::watch(int stage, const Part& part, const Weights& weights, Stepping& stepping) {
   if (stepping.rule() == Rule::other)
     throw ConfigError("a ledger knows SGD, Adam and AdamW: of another optimizer it could not be computed again");
   Watched& watched = stages_[stage];
-  watched = {.part = &part,
-             .weights = &weights,
-             .stepping = &stepping,
-             .recomputes = recomputes,
-             .initial = hash_of_stage(part, weights)};
+  watched = {.part = &part, .weights = &weights, .stepping = &stepping, .initial = hash_of_stage(part, weights)};
   stepping.on_step = [&watched] { watched.gradient = hash_of(watched.weights->slices(watched.weights->gradient())); };
   stepping.on_stepped = [&watched] {
     watched.steps.push_back({{"rates", watched.stepping->last_rates()},
@@ -125,20 +121,25 @@ json LedgerWriter::line_of(const Done& done, int64_t first, const std::map<int64
               {"count", static_cast<int64_t>(done.count)},
               {"weights", seen(stage, index, done.used, first)},
               {"buffers", stage.forwards++},
-              {"seed", seed_of(facts_.seed, index, micro_batch)}};
+              {"seed", seed_of(settings_.options.seed, index, micro_batch)}};
     stage.staleness += done.used.staleness;
-    if (index == facts_.stages - 1) {
+    if (index == settings_.request.stages - 1) {
       const double loss = losses.at(done.action.micro_batch);
       line["loss"] = std::isfinite(loss) ? json(loss) : json();
     }
     return line;
   }
-  if (done.action.kind == Kind::backward)
-    return {{"kind", "backward"},
-            {"stage", index},
-            {"micro_batch", micro_batch},
-            {"weights", seen_back(stage, index, done.read)},
-            {"recomputed", stage.recomputes}};
+  if (done.action.kind == Kind::backward) {
+    json line{{"kind", "backward"},
+              {"stage", index},
+              {"micro_batch", micro_batch},
+              {"weights", seen_back(stage, index, done.read)},
+              {"recomputed", settings_.recomputes(index)}};
+    if (done.split) line["split"] = true;
+    return line;
+  }
+  if (done.action.kind == Kind::weight_gradient)
+    return {{"kind", "weight_gradient"}, {"stage", index}, {"micro_batch", micro_batch}};
   if (done.action.kind != Kind::step) return nullptr;
   json line = std::move(stage.steps.front());
   stage.steps.pop_front();
@@ -149,8 +150,10 @@ json LedgerWriter::line_of(const Done& done, int64_t first, const std::map<int64
                {"step", ++stage.versions},
                {"count", static_cast<int64_t>(done.stepped.count)},
                {"micro_batches", together}});
+  if (settings_.options.clipping == "global") line["norm"] = done.stepped.norm;
   const auto share = static_cast<int>(done.stepped.micro_batches.size());
-  if (!facts_.synchronous && share < facts_.accumulate) line["share"] = {share, facts_.accumulate};
+  if (!settings_.synchronous() && share < settings_.options.accumulate)
+    line["share"] = {share, settings_.options.accumulate};
   return line;
 }
 
@@ -158,7 +161,7 @@ json LedgerWriter::seen(Watched& stage, int index, const Used& used, int64_t fir
   if (!used.predicted) {
     json found{{"kind", "true"}, {"version", used.version}};
     // 2bw reads a version that is old already, so that n says more than the steps to come.
-    if (facts_.schedule != "2bw") found["n"] = used.staleness;
+    if (settings_.options.schedule != "2bw") found["n"] = used.staleness;
     return found;
   }
   const auto rates = stage.stepping->by_group(used.rates);
@@ -188,8 +191,8 @@ json LedgerWriter::seen_back(Watched& stage, int index, const ReadBack& read) co
 }
 
 int LedgerWriter::distance(int stage, bool backward) const {
-  const int far = stage / 2 + (backward ? 0 : facts_.stages - stage - 1);
-  return (far + facts_.accumulate - 1) / facts_.accumulate;
+  const int far = stage / 2 + (backward ? 0 : settings_.request.stages - stage - 1);
+  return (far + settings_.options.accumulate - 1) / settings_.options.accumulate;
 }
 
 json LedgerWriter::about(const Watched& stage) const {
@@ -203,30 +206,35 @@ json LedgerWriter::about(const Watched& stage) const {
 void LedgerWriter::write(const std::map<int, json>& about, int64_t micro_batches) const {
   json header{{"kind", "header"},
               {"format", 1},
-              {"stages", facts_.stages},
-              {"schedule", facts_.schedule},
-              {"staleness", facts_.staleness},
+              {"stages", settings_.request.stages},
+              {"schedule", settings_.options.schedule},
+              {"staleness", settings_.policy()},
               {"options", json::object()},
               {"micro_batches", micro_batches},
-              {"split", facts_.micro_batches},
-              {"accumulate", facts_.synchronous ? facts_.accumulate * facts_.micro_batches : facts_.accumulate},
+              {"split", settings_.options.micro_batches},
+              {"accumulate", settings_.synchronous() ? settings_.options.accumulate * settings_.options.micro_batches
+                                                     : settings_.options.accumulate},
               {"optimizer", json::array()},
-              {"clip", facts_.clip > 0 ? json(facts_.clip) : json()},
-              {"precision", facts_.precision},
+              {"clip", settings_.options.clip > 0 ? json(settings_.options.clip) : json()},
+              {"precision", settings_.options.precision},
               {"order", "plan"},
               {"mean_staleness", json::array()},
               {"threads", at::get_num_threads()},
               {"torch", TORCH_VERSION},
               {"capability", at::get_cpu_capability()},
-              {"seed", facts_.seed},
-              {"program", facts_.program.empty() ? json() : json(facts_.program)},
+              {"seed", settings_.options.seed},
+              {"program", settings_.options.program.empty() ? json() : json(settings_.options.program)},
               {"initial", json::array()}};
+  if (settings_.options.clip > 0) {
+    header["clipping"] = settings_.options.clipping;
+    header["norm_delay"] = settings_.norm_delay;
+  }
   for (const auto& [index, stage] : about) {
     for (const char* key : {"optimizer", "mean_staleness", "initial"}) header[key].push_back(stage.at(key));
   }
   std::string text = header.dump() + "\n";
   for (const std::string& line : lines_) text += line + "\n";
-  NewFile file(path_);
+  NewFile file(settings_.options.ledger);
   file.write(std::as_bytes(std::span(text)), 0);
   file.publish();
 }

@@ -50,6 +50,12 @@ std::vector<NamedTensor> trained_in(const Part& part) {
   return found;
 }
 
+int64_t trained_elements(const Part& part) {
+  int64_t elements = 0;
+  for (const auto& [name, tensor] : trained_in(part)) elements += tensor.numel();
+  return elements;
+}
+
 void refuse_tied(const std::vector<Part>& parts) {
   std::map<const at::TensorImpl*, std::pair<size_t, std::string>> home;
   for (size_t stage = 0; stage < parts.size(); ++stage) {
@@ -62,12 +68,6 @@ void refuse_tied(const std::vector<Part>& parts) {
             place->second.second, place->second.first, name, stage));
     }
   }
-}
-
-std::vector<schedule::Edge> chain_of(size_t stages) {
-  std::vector<schedule::Edge> edges;
-  for (int stage = 0; stage + 1 < static_cast<int>(stages); ++stage) edges.push_back({stage, stage + 1});
-  return edges;
 }
 
 std::vector<Value> run_part(const Part& part, const std::vector<Value>& inputs, size_t outgoing) {

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "ddip/pipeline/call.h"
-#include "ddip/schedule/request.h"
 
 namespace ddip::pipeline {
 
@@ -77,12 +76,10 @@ struct NamedTensor {
 };
 std::vector<NamedTensor> parameters_of(const Part& part);
 std::vector<NamedTensor> trained_in(const Part& part);
+int64_t trained_elements(const Part& part);
 
 // Weights that two stages share would not be kept equal. Throws ConfigError that names both.
 void refuse_tied(const std::vector<Part>& parts);
-
-// A chain, if nothing else is asked for.
-std::vector<schedule::Edge> chain_of(size_t stages);
 
 // What a stage's forward is in the executor's eyes: one value for each edge that comes in, one for each that leaves.
 std::vector<Value> run_part(const Part& part, const std::vector<Value>& inputs, size_t outgoing);

@@ -17,35 +17,12 @@
 #include "ddip/pipeline/loss_function.h"
 #include "ddip/pipeline/part.h"
 #include "ddip/pipeline/report.h"
-#include "ddip/pipeline/stepping.h"
-#include "ddip/schedule/plan.h"
+#include "ddip/pipeline/settings.h"
 #include "ddip/tensors/context.h"
 
 namespace ddip {
 
 using pipeline::Batch;
-
-struct PipelineOptions {
-  // seq, gpipe, 1f1b, interleaved, zb1, zbv, async_1f1b, virtual_async, 2bw, paci
-  std::string schedule = "async_1f1b";
-  // auto, or a policy: none, stash, msnag, … ("msnag+stash"); docs/staleness.md
-  std::string staleness = "auto";
-  int micro_batches = 8;  // of a batch
-  // Synchronous: batches of a step; asynchronous: micro-batches of a step.
-  int accumulate = 1;
-  std::vector<int> window;         // by stage: how far forwards may run ahead of backwards; empty: the textbook's depth
-  pipeline::RateFactor scheduler;  // of the rates, by step; empty: they stay
-  double clip = 0;                 // largest norm of a stage's gradient; 0: any
-  std::string precision = "fp32";  // or bf16: autocast
-  bool recompute = false;          // forwards keep no graph and run again before their backwards
-  int max_staleness = -1;          // of virtual_async
-  int64_t warmup = 0, flush_every = 0, switch_at = -1;  // in batches; asynchronous schedules
-  uint64_t seed = 0;                                    // of dropout and whatever else draws numbers in a forward
-  std::vector<int> placement;                           // rank of each stage; empty: in turn
-  std::filesystem::path ledger;                         // a file for what was done (docs/ledger.md); empty: none
-  std::string program;                                  // the "file.py:factory" that `ddip replay` is to call
-  std::vector<schedule::Edge> edges;                    // from stage to stage; empty: each stage to the next
-};
 
 class Pipeline {
  public:
@@ -76,6 +53,7 @@ class Pipeline {
   const std::vector<std::string>& notes() const;
   // What runs next, or ran last.
   const schedule::Plan& plan() const;
+  int replica() const;  // which of the pipelines side by side this is
   // This rank's stages, and the optimizer of one of them; null: it has nothing to train.
   std::vector<int> stages() const;
   torch::optim::Optimizer* optimizer(int stage);

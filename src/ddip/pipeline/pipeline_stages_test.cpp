@@ -1,0 +1,260 @@
+// Stages, batches and reports of all kinds, on real ranks.
+#include <fstream>
+
+#include "ddip/pipeline/testing/training.h"
+
+namespace ddip::pipeline {
+
+// --- batches, evaluation, report
+
+TEST(CppPipeline, evaluates_the_newest_weights_and_leaves_them) {
+  on_ranks(2, [&](const auto& ranks) {
+    Pairs batches = data(4, 12, 7);
+    Pipeline pipe(ranks, cut(mlp(), 2), mse, sgd, {.micro_batches = 4});
+    require(pipe.staleness() == "msnag", "auto is msnag for SGD, not " + pipe.staleness());
+    Report trained = pipe.run(batches);
+    State before = pipe.state();
+    Report report = pipe.evaluate(batches);
+    require(furthest(before, pipe.state()) == 0, "nothing is trained");
+    auto plain = mlp();
+    {
+      at::NoGradGuard quiet;
+      for (auto& item : plain->named_parameters()) item.value().copy_(before.at(item.key()));
+    }
+    for (size_t i = 0; i < batches.size(); ++i) {
+      double expected = mse(plain->forward(batches[i].first), batches[i].second).item<double>();
+      require(std::abs(report.losses.at(i) - expected) < 1e-12, "the loss of batch " + std::to_string(i));
+    }
+    require(pipe.run(Pairs{}).losses.empty(), "no batches, no losses");
+    require(trained.stages.size() == 2 && trained.stages[1].rank == 1, "times of both stages on every rank");
+    require(trained.utilisation() > 0 && trained.utilisation() <= 1, "busy for some of the time");
+    require(trained.text().find("4 batches in") != std::string::npos, trained.text());
+    size_t planned = 0;
+    for (const auto& actions : pipe.plan().ranks) planned += actions.size();
+    require(trained.trace.size() == planned, "every action of every rank is in the trace");
+    if (ranks->rank() == 0) {
+      const auto file = std::filesystem::temp_directory_path() / fmt::format("ddip-trace-{}", ::getpid());
+      trained.save_trace(file);
+      std::ifstream saved(file);
+      const auto events = nlohmann::json::parse(saved).at("traceEvents");
+      std::filesystem::remove(file);
+      require(events.size() == planned + 2 && events.back().at("dur") >= 0, "an event for each, and each rank's name");
+    }
+  });
+}
+
+TEST(CppPipeline, only_the_ends_read_batches_and_each_batch_once) {
+  on_ranks(3, [&](const auto& ranks) {
+    Pairs batches = data(6, 8);
+    std::vector<int64_t> asked;
+    Pipeline pipe(ranks, cut(mlp(2), 3), mse, sgd, {.schedule = "1f1b", .micro_batches = 4});
+    Batches source(6, [&](int64_t number) -> std::optional<Batch> {
+      asked.push_back(number);
+      const auto& [x, y] = batches.at(static_cast<size_t>(number));
+      return Batch(x, y);
+    });
+    pipe.run(source);
+    std::vector<int64_t> all = {0, 1, 2, 3, 4, 5};
+    require(asked == (ranks->rank() == 1 ? std::vector<int64_t>{} : all), "who reads what");
+    require(furthest(in_one_process(mlp(2), batches), pipe.state()) < 1e-13, "trains like one process");
+  });
+}
+
+TEST(CppPipeline, batches_that_do_not_fit_are_found_and_not_trained_on) {
+  on_ranks(2, [&](const auto& ranks) {
+    Pipeline pipe(ranks, cut(mlp(), 2), mse, sgd, {.schedule = "gpipe", .micro_batches = 4});
+    State before = pipe.state();
+    const int rank = ranks->rank();
+    std::string said = refusal([&] { pipe.run(data(rank == 0 ? 3 : 4, 8)); });
+    require(said.find(fmt::format("rank {} runs {} batches, here {}", 1 - rank, rank == 0 ? 4 : 3,
+                                  rank == 0 ? 3 : 4)) != std::string::npos,
+            said);
+    Pairs other = data(3, 8);
+    if (rank == 1) other[1].first = other[1].first + 1;
+    said = refusal<std::exception>([&] { pipe.run(other); });
+    require(said.find("is not the one that the first stage read") != std::string::npos, said);
+    said = refusal<std::exception>([&] { pipe.run(Batches(3, [](int64_t) { return std::nullopt; })); });
+    require(said.find("the batches ended after 0, though there were said to be 3") != std::string::npos, said);
+    said = refusal<std::exception>([&] { pipe.run(data(3, 3)); });
+    require(said.find("a batch of 3 samples cannot be cut into 4 micro-batches") != std::string::npos, said);
+    // The pipeline goes on as if nothing had been.
+    require(pipe.run(data(2, 8)).losses.size() == 2, "it runs again");
+    require(furthest(before, pipe.state()) > 0, "and trains");
+  });
+}
+
+// --- stages of all kinds
+
+TEST(CppPipeline, tuples_cross_a_border_and_become_arguments) {
+  on_ranks(2, [&](const auto& ranks) {
+    Pairs batches = data(4, 12);
+    auto [first, second] = tuple_stages();
+    Pipeline pipe(ranks, {first, second}, mse, sgd, {.schedule = "1f1b", .micro_batches = 3});
+    pipe.run(batches);
+    auto [front, back] = tuple_stages();
+    std::vector<at::Tensor> all = front->parameters();
+    for (const at::Tensor& one : back->parameters()) all.push_back(one);
+    auto optimizer = sgd(all);
+    for (const auto& [x, y] : batches) {
+      optimizer->zero_grad();
+      auto [hidden, same] = front->forward(x);
+      mse(back->forward(hidden, same), y).backward();
+      optimizer->step();
+    }
+    State expected;
+    for (const auto& [name, tensor] : state_of(*front)) expected["0." + name] = tensor;
+    for (const auto& [name, tensor] : state_of(*back)) expected["1." + name] = tensor;
+    require(furthest(expected, pipe.state()) < 1e-13, "trains like one process");
+  });
+}
+
+TEST(CppPipeline, edges_may_leave_stages_out) {
+  // 0 → 1 → 2, and 0 → 2: on two ranks, the middle one has nothing to train.
+  on_ranks(2, [&](const auto& ranks) {
+    Pairs batches = data(4, 12);
+    auto [first, second] = tuple_stages();
+    auto split = [first = first](const at::Tensor& x) mutable {
+      auto [hidden, same] = first->forward(x);
+      return std::tuple(hidden, same);
+    };
+    auto join = [second = second](const at::Tensor& x, const at::Tensor& hidden) mutable {
+      return second->forward(hidden, x);
+    };
+    std::vector<Part> parts = {Part(first.ptr(), split), Part([](const at::Tensor& x) { return x * 3; }),
+                               Part(second.ptr(), join)};
+    // The edges into stage 2 come in this order: from 0, then from 1.
+    std::vector<schedule::Edge> edges = {{0, 1}, {0, 2}, {1, 2}};
+    Pipeline pipe(ranks, parts, mse, sgd,
+                  {.schedule = "1f1b", .micro_batches = 3, .placement = {0, 1, 0}, .edges = edges});
+    pipe.run(batches);
+    auto [front, back] = tuple_stages();
+    std::vector<at::Tensor> all = front->parameters();
+    for (const at::Tensor& one : back->parameters()) all.push_back(one);
+    auto optimizer = sgd(all);
+    for (const auto& [x, y] : batches) {
+      optimizer->zero_grad();
+      auto [hidden, same] = front->forward(x);
+      mse(back->forward(hidden * 3, same), y).backward();
+      optimizer->step();
+    }
+    State expected;
+    for (const auto& [name, tensor] : state_of(*front)) expected["0." + name] = tensor;
+    for (const auto& [name, tensor] : state_of(*back)) expected["2." + name] = tensor;
+    require(furthest(expected, pipe.state()) < 1e-13, "trains like one process");
+  });
+}
+
+TEST(CppPipeline, recomputation_gives_the_same_bits_with_dropout_and_counts_batch_norm_once) {
+  on_ranks(2, [&](const auto& ranks) {
+    auto trained = [&](bool recompute) {
+      torch::manual_seed(5);
+      torch::nn::Sequential model(torch::nn::Linear(6, 8), torch::nn::BatchNorm1d(8), torch::nn::Dropout(0.4),
+                                  torch::nn::Linear(8, 3));
+      Pairs batches = data(5, 12, 0, at::kFloat);
+      Pipeline pipe(ranks, cut(model, 2), mse, sgd,
+                    {.schedule = "1f1b", .micro_batches = 3, .recompute = recompute, .seed = 9});
+      pipe.run(batches);
+      return pipe.state();
+    };
+    State kept = trained(false), again = trained(true);
+    require(furthest(kept, again) == 0, "the same bits");
+    require(again.at("1.num_batches_tracked").item<int64_t>() == 15, "each micro-batch counts once");
+  });
+}
+
+namespace {
+
+struct MaskedImpl : torch::nn::Module {
+  torch::nn::Linear linear{nullptr};
+  MaskedImpl() { linear = register_module("linear", torch::nn::Linear(8, 3)); }
+  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {}) {
+    return mask ? linear(x) * *mask : linear(x);
+  }
+};
+TORCH_MODULE(Masked);
+
+}  // namespace
+
+TEST(CppPipeline, arguments_with_defaults_may_be_left_out) {
+  on_ranks(2, [&](const auto& ranks) {
+    Pairs batches = data(3, 12);
+    auto model = mlp();
+    Masked last;
+    last->to(at::kDouble);
+    last->linear = std::dynamic_pointer_cast<torch::nn::LinearImpl>(model[2]);
+    last->replace_module("linear", last->linear);
+    Pipeline pipe(ranks, {layers(model, 0, 2), last}, mse, sgd, {.schedule = "gpipe", .micro_batches = 4});
+    pipe.run(batches);
+    State expected = in_one_process(mlp(), batches), found = pipe.state();
+    require(at::allclose(expected.at("2.weight"), found.at("1.linear.weight"), 0, 1e-13), "trains like one process");
+  });
+}
+
+TEST(CppPipeline, a_stage_may_have_losses_of_its_own_and_frozen_weights) {
+  on_ranks(2, [&](const auto& ranks) {
+    Pairs batches = data(4, 10);
+    auto model = mlp();
+    auto frozen = [](torch::nn::Sequential& of) { of[0]->named_parameters()["bias"].set_requires_grad(false); };
+    frozen(model);
+    auto losses = std::make_shared<std::vector<at::Tensor>>();
+    Part first(layers(model, 0, 2));
+    first.forward = [front = layers(model, 0, 2), losses](const Value& x) mutable {
+      at::Tensor hidden = front->forward(*x.tensor());
+      *losses = {hidden.square().mean()};
+      return Value{hidden};
+    };
+    first.auxiliary_losses = [losses] { return std::exchange(*losses, {}); };
+    Pipeline pipe(ranks, {first, layers(model, 2, 3)}, mse, sgd, {.schedule = "1f1b", .micro_batches = 3});
+    pipe.run(batches);
+    auto plain = mlp();
+    frozen(plain);
+    std::vector<at::Tensor> trained;
+    for (const at::Tensor& one : plain->parameters()) {
+      if (one.requires_grad()) trained.push_back(one);
+    }
+    auto optimizer = sgd(trained);
+    for (const auto& [x, y] : batches) {
+      optimizer->zero_grad();
+      at::Tensor hidden = layers(plain, 0, 2)->forward(x);
+      (mse(layers(plain, 2, 3)->forward(hidden), y) + hidden.square().mean()).backward();
+      optimizer->step();
+    }
+    State expected = state_of(*plain), found = pipe.state();
+    require(at::equal(expected.at("0.bias"), found.at("0.0.bias")), "frozen");
+    require(at::allclose(expected.at("0.weight"), found.at("0.0.weight"), 0, 1e-13), "trains like one process");
+  });
+}
+
+TEST(CppPipeline, in_bfloat16_a_policy_without_stash_recomputes_and_it_learns) {
+  on_ranks(2, [&](const auto& ranks) {
+    Pairs one = data(1, 12, 0, at::kFloat), batches;
+    for (int i = 0; i < 60; ++i) batches.push_back(one[0]);
+    Pipeline pipe(ranks, cut(mlp(1, at::kFloat), 2), mse, sgd,
+                  {.staleness = "msnag", .micro_batches = 4, .precision = "bf16"});
+    require(pipe.notes().size() == 1 && pipe.notes()[0].find("recompute=true") == 0, "a note");
+    Report report = pipe.run(batches);
+    require(report.losses.back() < report.losses.front() / 2, "it learns");
+    auto first_loss = [&](const char* precision) {
+      Pipeline fresh(ranks, cut(mlp(1, at::kFloat), 2), mse, sgd, {.micro_batches = 4, .precision = precision});
+      return fresh.run(one).losses.at(0);
+    };
+    require(first_loss("bf16") != first_loss("fp32"), "and is not fp32");
+  });
+}
+
+TEST(CppPipeline, a_loss_may_say_what_it_counts) {
+  on_ranks(2, [&](const auto& ranks) {
+    Pairs batches = data(3, 10, 7);  // micro-batches of 4, 3, 3: a mean of means is not the mean
+    auto summed = [](const at::Tensor& output, const at::Tensor& y) {
+      return std::pair<at::Tensor, int64_t>((output - y).square().sum(), y.numel());
+    };
+    Pipeline pipe(ranks, cut(mlp(), 2), summed, sgd, {.schedule = "gpipe", .micro_batches = 3});
+    pipe.run(batches);
+    require(furthest(in_one_process(mlp(), batches), pipe.state()) < 1e-13, "trains like one process");
+    Pipeline other(ranks, cut(mlp(), 2), torch::nn::MSELoss(), sgd, {.schedule = "gpipe", .micro_batches = 3});
+    other.run(batches);
+    require(furthest(pipe.state(), other.state()) < 1e-13, "a module is a loss, too");
+  });
+}
+
+}  // namespace ddip::pipeline

@@ -1,0 +1,144 @@
+#include "ddip/pipeline/settings.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "ddip/base/error.h"
+#include "ddip/base/nearest_name.h"
+#include "ddip/schedule/checker.h"
+#include "ddip/staleness/make_policy.h"
+#include "ddip/staleness/matrix.h"
+
+namespace ddip::pipeline {
+namespace {
+
+void require_one_of(const char* option, const std::string& value, const std::vector<std::string>& names) {
+  if (std::ranges::find(names, value) == names.end())
+    throw ConfigError(fmt::format("{}={:?}: expected one of {}{}", option, value, fmt::join(names, ", "),
+                                  did_you_mean(value, names)));
+}
+
+void require_values(const PipelineOptions& options, int world) {
+  if (options.replicas < 1 || world % options.replicas != 0)
+    throw ConfigError(fmt::format("replicas={}: expected a divisor of the group's {} ranks", options.replicas, world));
+  if (options.clip < 0) throw ConfigError(fmt::format("clip={}: expected a number from 0 on", options.clip));
+  require_one_of("clipping", options.clipping, {"auto", "local", "proportional", "global"});
+  require_one_of("precision", options.precision, {"fp32", "bf16"});
+  if (options.micro_batches < 1 || options.accumulate < 1)
+    throw ConfigError(fmt::format("micro_batches={}, accumulate={}: expected numbers from 1 on", options.micro_batches,
+                                  options.accumulate));
+  if (!options.ledger.empty() && options.replicas > 1)
+    throw ConfigError("ledger is of one pipeline; expected replicas=1");
+}
+
+std::vector<schedule::Edge> chain_of(size_t stages) {
+  std::vector<schedule::Edge> edges;
+  for (int stage = 0; stage + 1 < static_cast<int>(stages); ++stage) edges.push_back({stage, stage + 1});
+  return edges;
+}
+
+void complete_places(PipelineOptions& options, size_t stages, int width) {
+  if (options.placement.empty()) {
+    for (size_t stage = 0; stage < stages; ++stage) options.placement.push_back(static_cast<int>(stage) % width);
+  }
+  const std::set<int> used(options.placement.begin(), options.placement.end());
+  const bool all = static_cast<int>(used.size()) == width && *used.begin() == 0 && *used.rbegin() == width - 1;
+  if (!all || options.placement.size() != stages)
+    throw ConfigError(fmt::format("{} stages on ranks [{}] leave some of the pipeline's {} ranks without a stage",
+                                  stages, fmt::join(options.placement, ", "), width));
+  if (!options.edges.empty() && !options.ledger.empty() && options.edges != chain_of(stages))
+    throw ConfigError("ledger: only of stages that lie behind one another, in C++; expected no edges of your own");
+  if (options.edges.empty()) options.edges = chain_of(stages);
+}
+
+// Also looks whether schedule, policy and optimizer go together.
+void choose_policy(Settings& settings, const MakeOptimizer& make) {
+  std::unique_ptr<torch::optim::Optimizer> example;
+  if (make) example = make({at::zeros({1}).set_requires_grad(true)});
+  if (!example) throw ConfigError("the function that makes a stage's optimizer gave none");
+  const staleness::Rule rule = rule_of(*example);
+  std::string& name = settings.options.staleness;
+  if (name == "auto") name = settings.is_stale() ? staleness::auto_policy(rule) : "none";
+  staleness::Optimizer described{.rule = rule};
+  for (const auto& group : example->param_groups()) described.groups.push_back(group_of(rule, group));
+  for (const auto& [fit, why] :
+       {staleness::schedule_takes(settings.options.schedule, name), staleness::optimizer_takes(described, name)}) {
+    if (fit == staleness::Fit::refused) throw ConfigError(fmt::format("staleness={:?}: {}", name, why));
+    if (!why.empty()) settings.notes.push_back(fmt::format("staleness={:?}: {}", name, why));
+  }
+  const staleness::Needs needs = staleness::make_policy(name)->needs({});
+  settings.request.needs = {.predicts = needs.forward_weights, .stashes = needs.stash};
+}
+
+int most_stale(const schedule::Plan& plan) {
+  int most = 0;
+  for (const auto& actions : plan.ranks) {
+    for (const schedule::Action& action : actions) most = std::max(most, action.staleness);
+  }
+  return most;
+}
+
+}  // namespace
+
+bool Settings::is_stale(int stage) const {
+  for (const auto& actions : plan.ranks) {
+    for (const schedule::Action& action : actions)
+      if (action.staleness > 0 && (stage < 0 || action.stage == stage)) return true;
+  }
+  return false;
+}
+
+schedule::Plan Settings::plan_of(int64_t batches) const {
+  schedule::Request asked = request;
+  asked.batches = batches;
+  schedule::Plan made = schedule::make_plan(asked);
+  if (const schedule::Verdict verdict = schedule::check(made); !verdict.ok())
+    throw ConfigError(fmt::format("the plan is refused: {}", verdict.error));
+  return made;
+}
+
+std::string Settings::fingerprint() const {
+  std::vector<std::pair<int, int>> edges;
+  for (const auto& [from, to] : request.edges) edges.emplace_back(from, to);
+  return nlohmann::json{request.schedule, request.stages,        request.rank_of_stage, edges,
+                        request.window,   request.micro_batches, request.accumulate,    request.max_staleness,
+                        request.warmup,   request.flush_every,   request.switch_at,     options.staleness,
+                        options.seed,     options.precision,     options.replicas,      options.clipping,
+                        options.clip,     options.recompute}
+      .dump();
+}
+
+Settings decided(PipelineOptions asked, size_t stages, int rank, int world, const MakeOptimizer& make) {
+  require_values(asked, world);
+  const int width = world / asked.replicas;
+  complete_places(asked, stages, width);
+  Settings settings{.options = std::move(asked), .width = width, .replica = rank / width, .place = rank % width};
+  PipelineOptions& options = settings.options;
+  settings.request = {.schedule = options.schedule,
+                      .stages = static_cast<int>(stages),
+                      .rank_of_stage = options.placement,
+                      .edges = options.edges,
+                      .micro_batches = options.micro_batches,
+                      .accumulate = options.accumulate,
+                      .window = options.window,
+                      .max_staleness = options.max_staleness,
+                      .warmup = options.warmup,
+                      .flush_every = options.flush_every,
+                      .switch_at = options.switch_at};
+  settings.plan = settings.plan_of(8 + options.warmup + std::max<int64_t>(options.switch_at, 0));
+  settings.notes = settings.plan.notes;
+  if (options.clipping == "auto") options.clipping = settings.synchronous() && options.clip > 0 ? "global" : "local";
+  settings.norm_delay = settings.synchronous() ? 0 : 1 + most_stale(settings.plan);
+  choose_policy(settings, make);
+  if (options.precision != "fp32" && settings.is_stale() && !settings.request.needs.stashes && !options.recompute) {
+    options.recompute = true;
+    settings.notes.emplace_back("recompute=true: under autocast a kept graph would use the weights of its forward");
+  }
+  return settings;
+}
+
+}  // namespace ddip::pipeline
