@@ -25,6 +25,8 @@ from ddip.pipeline.seeds import seed_of
 from ddip.pipeline.tying import ties_of, wrapped
 
 Loss = Callable[[Any, Any], Any]
+# After each step: stage, version that it made, gradient that the optimizer saw, weights. Not to be changed.
+Observer = Callable[[int, int, dict[str, Tensor], dict[str, Tensor]], None]
 
 
 @dataclass
@@ -56,6 +58,8 @@ class Interpreter:
     """Does the actions of all stages, each as soon as what it needs is there.
 
     `fill`: the ledger has no results yet (a simulation): write them into it instead of comparing."""
+
+    observe: Observer | None = None
 
     def __init__(
         self, ledger: Ledger, stages: list[nn.Module], loss: Loss, batches: Batches, fill: bool = False
@@ -278,6 +282,8 @@ class Interpreter:
             self._agree(record, "gradient", hash_of(stage.module, gradient))
         self._agree(record, "sha256", hash_of(stage.module, stage.weights))
         self.result.steps += 1
+        if self.observe is not None:
+            self.observe(stage.index, stage.version, gradient, stage.weights)
 
     def _norm(self, record: Record, stage: Stage) -> float | None:
         """The norm of all stages that a step was clipped by. It is believed here, and looked at when all stages have stepped."""

@@ -192,6 +192,8 @@ class Stage:
         flight = self.flights[micro_batch]
 
         def distance(a: Weights, b: Weights) -> float:
+            if a is b:
+                return 0.0
             return math.sqrt(sum((a[name].double() - b[name].double()).square().sum().item() for name in self.trained))
 
         moved, missed = distance(self.weights, flight.base), distance(flight.used, self.weights)

@@ -25,5 +25,6 @@ def _mixed(value: int) -> int:
 def seeded(seed: int) -> Iterator[None]:
     """The generator's state from before is there again afterwards."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        # Not torch.manual_seed: where there is no GPU yet, that notes a stack trace each time, for later.
+        torch.default_generator.manual_seed(seed)
         yield

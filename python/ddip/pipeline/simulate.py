@@ -17,7 +17,7 @@ from ddip.errors import ConfigError
 from ddip.pipeline.ledger import FORMAT, Json, Ledger, Record, did_you_mean
 from ddip.pipeline.micro_batches import micro_batches_of
 from ddip.pipeline.parts import Part
-from ddip.pipeline.replay import Interpreter, Loss
+from ddip.pipeline.replay import Interpreter, Loss, Observer
 from ddip.pipeline.replay_stage import Gap, hash_of
 from ddip.pipeline.simulate_order import SCHEDULES, SYNCHRONOUS, Action, order_of
 from ddip.pipeline.textbook_policies import parts_of, predictor_in
@@ -63,6 +63,7 @@ def simulate(
     program: str | None = None,
     takes: list[list[str]] | None = None,
     gives: list[list[str]] | None = None,
+    observe: Observer | None = None,
 ) -> Simulation:
     """Trains copies of `stages` (they are not changed) as a pipeline with this schedule and policy would.
 
@@ -71,6 +72,7 @@ def simulate(
     one; None: the stage's depth. `rate(step)`: factor on the optimizer's rates, 0 = the first step. `form`: SGD's,
     "torch" or "sutskever". `takes`, `gives`: names of what each stage is called with and returns, if it is no chain
     (several: a dict by name); the first stage takes x. `recompute`: forwards run again before backwards (not on the last stage).
+    `observe(stage, version, gradient, weights)` is called after each step.
     """
     _check(schedule, staleness, stages, window)
     if takes is None and ties_of(stages):
@@ -109,7 +111,9 @@ def simulate(
     ledger = Ledger(header, records)
     for line, record in enumerate(records, 2):
         record.line = line
-    result = Interpreter(ledger, stages, loss, pairs, fill=True).run()
+    interpreter = Interpreter(ledger, stages, loss, pairs, fill=True)
+    interpreter.observe = observe
+    result = interpreter.run()
     if result.difference is not None:
         raise ConfigError(f"simulate: {result.difference}")
     return Simulation(result.losses, result.weights, result.buffers, result.gaps, ledger)
