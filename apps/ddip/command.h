@@ -37,6 +37,7 @@ launch::FlagTable data_flags();
 launch::FlagTable unet_flags();
 launch::FlagTable partition_flags();
 launch::FlagTable replay_flags();
+launch::FlagTable study_flags();
 launch::FlagTable doctor_flags();
 launch::FlagTable completion_flags();
 
@@ -54,6 +55,7 @@ int data(const Context& context, const Arguments& arguments);
 int unet(const Context& context, const Arguments& arguments);
 int partition(const Context& context, const Arguments& arguments);
 int replay(const Context& context, const Arguments& arguments);
+int study(const Context& context, const Arguments& arguments);
 int doctor(const Context& context, const Arguments& arguments);
 int completion(const Context& context, const Arguments& arguments);
 

@@ -18,6 +18,7 @@ const std::vector<Command>& commands() {
       {"unet", unet, unet_flags()},
       {"partition", partition, partition_flags()},
       {"replay", replay, replay_flags()},
+      {"study", study, study_flags()},
       {"doctor", doctor, doctor_flags()},
       {"completion", completion, completion_flags()},
   };

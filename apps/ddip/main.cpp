@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <exception>
 
@@ -32,11 +31,7 @@ std::vector<std::string> names() {
 }
 
 [[noreturn]] void refuse_command(const std::string& name) {
-  const std::vector<std::string> later = {"study"};
   const std::string place = "ddip " + launch::shown(name) + ": ";
-  if (std::find(later.begin(), later.end(), name) != later.end()) {
-    throw ConfigError(place + "this command comes in a later release; ddip --help lists those that are there");
-  }
   const std::string near = did_you_mean(name, names());
   throw ConfigError(place + "there is no such " + (name.starts_with("-") ? "flag" : "command") +
                     (near.empty() ? "; ddip --help lists the commands" : near));

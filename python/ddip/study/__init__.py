@@ -1,0 +1,1 @@
+"""Studies: commands that train many times, compare, and say what they saw (docs/study.md)."""
