@@ -10,7 +10,7 @@ from typing import TextIO
 class Progress:
     def __init__(self, what: str, whole: int, file: TextIO | None = None) -> None:
         self.what, self.whole, self.file = what, whole, file or sys.stderr
-        self.done, self.begun, self.told = 0, time.monotonic(), 0
+        self.done, self.begun, self.told = 0, time.monotonic(), -1
 
     def one_more(self) -> None:
         self.done += 1

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
 from ddip.pipeline.partition_command import write
+from ddip.study.confidence import Interval
 from ddip.study.crew import Crew
 from ddip.study.plan import Study
 from ddip.study.plots import accuracy_over_time, losses
@@ -75,7 +77,10 @@ def save(study: Study, lines: list[Line], out: Path) -> None:
 
 def for_programs(line: Line) -> dict[str, object]:
     def plain(value: object) -> object:
-        return [value.mean, value.half] if hasattr(value, "half") and hasattr(value, "mean") else value
+        """JSON has no infinity: null."""
+        if isinstance(value, Interval):
+            return [number if math.isfinite(number) else None for number in (value.mean, value.half)]
+        return value
 
     values = {key: plain(value) for key, value in vars(line).items() if key not in ("cell", "accuracies")}
     return {**vars(line.cell), **values}
