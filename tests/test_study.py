@@ -114,7 +114,7 @@ def test_a_letter_is_decided_by_the_two_before_and_no_later_one_is_seen() -> Non
     counts = torch.zeros(256, 16).index_put_((contexts, y[:, 1:]), torch.ones(()), accumulate=True)
     seen = counts[counts.sum(1) > 100]
     likeliest = seen.max(1).values / seen.sum(1)
-    assert len(seen) > 100 and likeliest.mean() == pytest.approx(0.6, abs=0.03)
+    assert len(seen) > 80 and likeliest.mean() == pytest.approx(0.6, abs=0.03)
     model = nn.Sequential(*stages_of(task, 4, 1))
     changed = x[:8].clone()
     changed[:, 10:] = (changed[:, 10:] + 1) % 16
@@ -338,7 +338,7 @@ def test_the_table_says_what_helps_what_does_not_and_what_hurts(tmp_path: Path) 
         ElementTree.fromstring(picture)
     drawing = ElementTree.fromstring(losses(study, lines))
     name = "{http://www.w3.org/2000/svg}"
-    assert len(drawing.findall(f"{name}circle")) == 5 and len(drawing.findall(f".//{name}title")) == 5
+    assert len(drawing.findall(f"{name}circle")) == 6 and len(drawing.findall(f".//{name}title")) == 6
     places = {dot[0].text.split(":")[0]: float(dot.get("cx")) for dot in drawing.findall(f"{name}circle")}  # type: ignore
     assert places["(synchronous)"] < places["msnag"] < places["none"] < places["lwp"]
     assert len(ElementTree.fromstring(accuracy_over_time(study, lines)).findall(f"{name}polyline")) == len(lines) == 7

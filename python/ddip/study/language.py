@@ -19,7 +19,7 @@ def followers() -> Tensor:
     table = by_last.expand(LETTERS, LETTERS, LETTERS).clone()
     for before in range(LETTERS):
         for last in range(LETTERS):
-            if (before + last) % 2:
+            if (before + last) % 4 == 0:
                 table[before, last] = torch.randperm(LETTERS, generator=generator)
     return table[..., : len(LIKELY)]
 
@@ -95,6 +95,6 @@ LANGUAGE = Task(
     layers=layers,
     micro_batch=8,
     held_out=200,
-    target=0.4,
+    target=0.45,
     rates={"sgd": 0.1, "adam": 0.003, "adamw": 0.003, "nadam": 0.003},
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ddip.study.policies import Choice, with_references
@@ -47,8 +48,10 @@ class Study:
         return found
 
     def rates_of(self, cell: Cell) -> list[float]:
-        usual = TASKS[cell.task].rates[cell.optimizer]
-        return [float(f"{usual * factor:.6g}") for factor in self.rates]
+        """Around the usual one; where a step has more micro-batches than the study's schedule, by the root of that larger."""
+        larger = self.settings.per_step(cell.schedule) / self.settings.per_step(self.settings.schedule)
+        usual = TASKS[cell.task].rates[cell.optimizer] * math.sqrt(larger)
+        return [float(f"{usual * factor:.3g}") for factor in self.rates]
 
     def sweep(self) -> list[Run]:
         """Nothing to choose from: nothing to run."""

@@ -16,7 +16,7 @@ class Settings:
     schedule: str = "async_1f1b"
     accumulate: int = 1  # micro-batches of a step, of asynchronous schedules
     micro_batches: int = 8  # of a batch, of synchronous schedules
-    steps: int = 300  # of the asynchronous schedule
+    steps: int = 200  # of the asynchronous schedule
     cost: float = 1.0  # c: forward and backward of a micro-batch on one stage
     link: float = 0.5  # x: a message between two stages
     max_staleness: int = -1  # of virtual_async; -1: no other bound than the stages

@@ -18,8 +18,8 @@ from ddip.study.settings import Settings
 # What --quick changes, where nothing else is said: a look at the table, not a result.
 QUICK = {"seeds": "2", "sweep_seeds": "1", "rates": "1", "steps": "24", "policies": "none,stash,msnag"}
 DEFAULTS = {
-    "tasks": "vision,language", "policies": "", "seeds": "5", "sweep_seeds": "1", "rates": "0.3,1,3", "stages": "4",
-    "schedule": "async_1f1b", "accumulate": "1", "micro_batches": "8", "steps": "300", "cost": "1", "link": "0.5",
+    "tasks": "vision,language", "policies": "", "seeds": "5", "sweep_seeds": "2", "rates": "0.3,1,3", "stages": "4",
+    "schedule": "async_1f1b", "accumulate": "1", "micro_batches": "8", "steps": "200", "cost": "1", "link": "0.5",
     "max_staleness": "", "target": "", "jobs": "",
 }  # fmt: skip
 LAYERS = 8  # of each task's model
