@@ -17,7 +17,9 @@ from support import processes
 from support.program import PROGRAM, Running, ddip
 from support.waiting import wait_until
 
-COMMANDS = ["up", "ls", "info", "down", "exec", "log", "why", "interrupt", "wait", "run", "doctor", "completion"]
+COMMANDS = [
+    "up", "ls", "info", "down", "exec", "log", "why", "interrupt", "wait", "run", "study", "doctor", "completion",
+]  # fmt: skip
 STUCK = """
 import ctypes, os, signal, time
 keep = 1
@@ -85,10 +87,7 @@ BAD = [
     (["lss"], "ddip lss: there is no such command; did you mean ls?"),
     (["frobnicate"], "ddip frobnicate: there is no such command; ddip --help lists the commands"),
     (["--hlep"], "ddip --hlep: there is no such flag; ddip --help lists the commands"),
-    (
-        ["study", "x"],
-        "ddip study: this command comes in a later release; ddip --help lists those that are there",
-    ),
+    (["study", "x"], "ddip study x: expected staleness"),
     (["partition", "x"], "ddip partition: expected one FILE.py:FACTORY; ddip partition -h lists the flags"),
     (["partition", "x.py:f", "--out", "p"], "ddip partition: expected --stages; ddip partition -h lists the flags"),
     (["partition", "x.py:f", "--stages", "2"], "ddip partition: expected --out; ddip partition -h lists the flags"),
