@@ -369,3 +369,38 @@ def test_a_small_training_session_looks_as_in_the_readme(
         page.screenshot(Path(picture) / "notebook.png" if picture else tmp_path / "training.png")
     finally:
         page.close()
+
+
+def test_a_pipelines_timeline_moves_while_it_runs_and_stop_ends_it(
+    open_notebook: Callable[..., Page], tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    page = open_notebook(
+        "%%dip\nimport torch, ddip\nfrom torch import nn\ntorch.set_num_threads(1)\ntorch.manual_seed(0)\n"
+        "stages = [nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 512)), nn.Sequential(nn.Tanh(), nn.Linear(512, 4))]\n"
+        "pipe = ddip.Pipeline(stages, loss=nn.functional.mse_loss, optimizer=lambda p: torch.optim.SGD(p, 0.02, momentum=0.9))\n"
+        "x = torch.randn(512, 64); y = x[:, :4].sin()",
+        "%%dip\nreport = pipe.run([(x, y)] * 4000, show=True)",
+        "%%dip\nreport = pipe.run([(x, y)] * 20, show=True)",
+    )
+    page.run(3)
+    page.watch(4)
+    page.start(4)
+
+    def far() -> bool:
+        found = re.search(r"micro-batch (\d+) of", page.output(4))
+        return found is not None and int(found[1]) > 100
+
+    page.until(far, "the run is seen to go on")
+    assert page.cell(4).locator("svg rect.backward").count() > 10
+    page.screenshot(tmp_path / "running.png")
+    with Stopwatch() as watch:
+        page.press_stop()
+        page.until(lambda: not page.busy(4), "the prompt is back")
+    assert watch.seconds < PROMPT_BACK
+    numbers = [int(found[1]) for state in page.states(4) if (found := re.search(r"micro-batch (\d+) of", state))]
+    assert numbers == sorted(numbers) and len(set(numbers)) >= 3, numbers
+    page.until(lambda: ", stopped" in page.output(4), "it says so")
+    page.run(5)
+    page.until(lambda: "forwards by staleness" in page.output(5), "the report")
+    assert "micro-batch " not in page.output(5) and page.cell(5).locator("svg rect.forward").count() > 4

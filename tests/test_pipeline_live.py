@@ -114,14 +114,17 @@ def test_the_parts_of_all_ranks_are_one_display_that_changes_in_place() -> None:
     figures.add(0.1, 1, body(state(1, 1), "display"))
     assert figures.due(0.1)
     figures.emit(0.1)
-    figures.add(1.0, 0, body(state(0, 9)))
-    figures.add(1.1, 1, body(state(1, 8)))  # too soon after: the next one shows it too
-    figures.add(2.0, 0, body(state(0, 20)))
+    figures.add(1.0, 0, body(state(0, 9)))  # nothing was drawn for long
+    figures.add(1.1, 1, body(state(1, 8)))
+    figures.add(1.3, 0, body(state(0, 20)))  # now both have told something new
+    figures.add(1.4, 1, body(state(1, 21)))
+    figures.add(2.0, 1, body(state(1, 22)))  # rank 0 is silent; the picture goes on
     ((first, _, _), *_) = screen.bundles
     assert screen.bundles == [
         (first, False, "micro-batch 1 of 100, 0.0 s"),
         (first, True, "micro-batch 1 of 100, 0.1 s"),
         (first, True, "micro-batch 8 of 100, 0.2 s"),
+        (first, True, "micro-batch 20 of 100, 0.2 s"),
     ]
 
 
@@ -221,13 +224,25 @@ def test_a_rank_tells_its_last_actions_and_a_curve_that_stays_small(told: list[S
 
 
 def test_telling_takes_a_hundredth_of_the_time_at_the_most(told: list[State], monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 0.001, 1.0, 1.02, 2.0, 2.001, 3.0, 3.001])
-    monkeypatch.setattr(live, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    used = iter([0.0, 0.3, 1.0, 1.001, 2.0, 2.015, 3.0, 3.015, 4.0, 4.001, 5.0, 5.001, 6.0, 6.001])
+    now = [100.0]
+    monkeypatch.setattr(live, "time", SimpleNamespace(thread_time=lambda: next(used), monotonic=lambda: now[0]))
     one = live.Live("r", 0, 10)
+    assert one.tell(Recorded(10)) == 0.25, "the first time is long, and only once"
     assert one.tell(Recorded(10)) == 0.25
-    assert one.tell(Recorded(10)) == pytest.approx(2.0), "20 ms were 1% of it"
-    assert one.tell(Recorded(1000)) == pytest.approx(1.0, rel=0.01), "after 100 s once a second is enough"
-    assert one.tell(Recorded(100_000)) == 5.0
+    assert one.tell(Recorded(10)) == 0.25
+    assert one.tell(Recorded(10)) == 2.0, "15 ms twice: at most a hundredth"
+    assert one.tell(Recorded(1000)) == 1.0, "after 100 s once a second is enough"
+    now[0] = 100.9
+    assert one.tell(Recorded(1000)) == pytest.approx(0.1), "at the full second, as the other ranks do"
+    assert one.tell(Recorded(100_000)) == pytest.approx(3.1), "and never less often than every four seconds"
+
+
+def test_parts_that_lie_in_different_times_are_all_shown() -> None:
+    one, two = state(0, 10, cut=True), state(1, 40, cut=True)
+    two["actions"] = two["actions"][20:]
+    found = bundle_of({0: one, 1: two})["text/html"]
+    assert len(boxes(found)) == 30
 
 
 def test_the_end_is_told_with_the_report_by_one_rank(told: list[State]) -> None:

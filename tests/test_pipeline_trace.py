@@ -161,3 +161,20 @@ def test_perfetto_reads_it(saved: Any) -> None:
     ]
     assert sorted(found) == sorted(expected) and wrong == []
     assert flows == sum(row["kind"] == "send" for row in saved[1])
+
+
+def test_messages_of_pipelines_side_by_side_are_not_mixed_up(tmp_path: Path) -> None:
+    from ddip.pipeline.report import Report
+
+    def row(rank: int, kind: str, begin: float) -> dict[str, Any]:
+        return {
+            "rank": rank, "replica": rank // 2, "kind": kind, "direction": "activation", "stage": rank % 2, "micro_batch": 0, "edge": 0,
+            "version": 0, "staleness": 0, "begin": begin, "end": begin + 0.5,
+        }  # fmt: skip
+
+    rows = [row(0, "send", 0), row(2, "send", 1), row(1, "receive", 2), row(3, "receive", 3)]
+    Report([], [], 4.0, rows).save_trace(tmp_path / "trace.json")
+    arrows = [event for event in read(tmp_path / "trace.json") if event["ph"] in "sf"]
+    assert sorted((event["id"], event["ph"], event["pid"]) for event in arrows) == [
+        (1, "f", 2), (1, "s", 1), (2, "f", 4), (2, "s", 3),
+    ]  # fmt: skip

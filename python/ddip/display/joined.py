@@ -8,8 +8,8 @@ from typing import Any
 from ddip.display.screen import Screen, new_handle
 from ddip.pipeline.live_view import MIME, State, bundle_of, is_over
 
-# Every rank tells its part several times a second; the picture need not change for each of them.
-PAUSE = 0.2
+# The ranks tell their parts at the same moments; the picture waits for the last of them, but not longer than this (seconds).
+PATIENCE = 0.6
 
 
 @dataclass
@@ -17,6 +17,7 @@ class Whole:
     states: dict[int, State]  # by rank
     handle: str = field(default_factory=new_handle)
     drawn: float = 0.0
+    told: set[int] = field(default_factory=set)  # ranks that have, since then
 
 
 class Joined:
@@ -31,8 +32,9 @@ class Joined:
         if state is None or whole is None:
             return False
         whole.states[state["rank"]] = state
-        if is_over(state) or arrived >= whole.drawn + PAUSE:
-            whole.drawn = arrived
+        whole.told.add(state["rank"])
+        if is_over(state) or len(whole.told) == len(whole.states) or arrived >= whole.drawn + PATIENCE:
+            whole.drawn, whole.told = arrived, set()
             self._draw(whole, update=True)
         return True
 

@@ -41,7 +41,8 @@ def arrows(trace: list[dict[str, Any]], threads: dict[tuple[int, int], int]) -> 
     ends: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for row in trace:
         if row["kind"] in ("send", "receive"):
-            ends.setdefault((row["edge"], row["direction"], row["micro_batch"]), {})[row["kind"]] = row
+            message = row.get("replica", 0), row["edge"], row["direction"], row["micro_batch"]
+            ends.setdefault(message, {})[row["kind"]] = row
     found: list[dict[str, Any]] = []
     for number, pair in enumerate((pair for pair in ends.values() if len(pair) == 2), 1):
         send, receive = pair["send"], pair["receive"]

@@ -250,7 +250,7 @@ class Pipeline:
         for one in times:
             one.memory, one.copies_kept = memory_of(self, one.stage, record.actions)
         losses = [(k, float(loss), count) for (k, loss), count in zip(record.losses, record.loss_counts, strict=True)]
-        clocked = rows_of(record, self.ranks.rank), record.start, this_machine()
+        clocked = rows_of(record, self.ranks.rank, self.replica), record.start, this_machine()
         everything = gather_objects((times, losses, clocked), self.ranks)
         sums, counts = [0.0] * batches, [0.0] * batches
         for _, found, _ in everything:

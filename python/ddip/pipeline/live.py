@@ -19,7 +19,7 @@ from ddip.pipeline.timeline import KINDS
 ACTIONS = 120  # of a rank, in the picture
 LOSSES = 32  # micro-batches that are one point of the curve
 POINTS = 200
-EVERY, SELDOM = 0.25, 5.0  # seconds; the longer a run, the longer it can wait
+EVERY, SELDOM = 0.25, 4.0  # seconds; the longer a run, the longer it can wait
 SHARE = 0.01  # of the time, at the most
 
 
@@ -32,16 +32,24 @@ class Live:
             "run": run, "rank": rank, "of": micro_batches, "machine": this_machine(), "start": 0.0, "seconds": 0.0, "actions": [],
             "losses": [], "cut": False, "state": "runs",
         }  # fmt: skip
+        self._took = 0.0  # the last time
         self._staged: tuple[int, torch.Tensor, float] | None = None
         self._publish(update=False)
 
     def tell(self, record: Any) -> float:
         """What the executor calls between two actions; returns in how many seconds it wants to be called again."""
-        begun = time.perf_counter()
+        begun = time.thread_time()  # not the clock's time: others may have had the core
         self._take(record)
         self._publish(update=True)
-        took = time.perf_counter() - begun
-        return max(EVERY, min(float(self._state["seconds"]) / 100, SELDOM), took / SHARE)
+        return self._pause(time.thread_time() - begun)
+
+    def _pause(self, took: float) -> float:
+        """Until the next moment at which the ranks of this machine tell: if each had moments of its own, their last actions might
+        not lie in the same time. What takes long only once, as the first time, does not count."""
+        least = max(EVERY, min(self._state["seconds"] / 100, SELDOM), min(took, self._took) / SHARE)
+        self._took = took
+        every = EVERY * 2 ** math.ceil(math.log2(least / EVERY))
+        return float(every - time.monotonic() % every)
 
     def end(self, report: Report | None) -> None:
         """None: the run did not come to its end. One rank shows the report for all."""

@@ -50,7 +50,7 @@ def losses_of(states: dict[int, State]) -> list[list[Any]]:
 
 def bar(states: dict[int, State]) -> str:
     done, of = progress(states)
-    return f'<progress value="{done}" max="{max(of, 1)}" style="width: {WIDTH}px"></progress>'
+    return f'<progress value="{done}" max="{max(of, 1)}" style="width: {WIDTH}px; max-width: 100%"></progress>'
 
 
 def picture(states: dict[int, State]) -> str:
@@ -60,7 +60,7 @@ def picture(states: dict[int, State]) -> str:
         if state["actions"]:
             first[state["machine"]] = min(state["start"], first.get(state["machine"], state["start"]))
     rows = []
-    begin = 0.0
+    begins, ends = [0.0], []
     for rank, state in states.items():
         if not state["actions"]:
             continue
@@ -73,9 +73,12 @@ def picture(states: dict[int, State]) -> str:
             for kind, stage, micro_batch, start, end, staleness in state["actions"]
         ]  # fmt: skip
         rows += told
-        if state["cut"]:
-            begin = max(begin, told[0]["begin"])
-    return timeline(rows, begin) if rows else ""
+        begins += [told[0]["begin"]] if state["cut"] else []
+        ends.append(told[-1]["end"])
+    if not rows:
+        return ""
+    together = max(begins) < min(ends)  # else some rank has nothing to show of this time
+    return timeline(rows, max(begins) if together else min(begins[1:]))
 
 
 def curve(losses: list[list[Any]]) -> str:
@@ -88,7 +91,7 @@ def curve(losses: list[list[Any]]) -> str:
     across, down = (WIDTH - LEFT - 10) / max(right - left, 1), (HEIGHT - 30) / max(high - low, 1e-12)
     points = " ".join(f"{LEFT + (x - left) * across:.1f},{10 + (high - y) * down:.1f}" for x, y in finite)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" font-size="11">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="11">'
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>'
         f'<text x="8" y="14">loss</text><text x="{LEFT - 6}" y="14" text-anchor="end" fill="#555">{high:.3g}</text>'
         f'<text x="{LEFT - 6}" y="{HEIGHT - 18}" text-anchor="end" fill="#555">{low:.3g}</text>'

@@ -107,10 +107,10 @@ def as_html(names: tuple[str, ...], rows: list[list[str]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def rows_of(record: Any, rank: int) -> list[dict[str, Any]]:
+def rows_of(record: Any, rank: int, replica: int = 0) -> list[dict[str, Any]]:
     return [
         {
-            "rank": rank, "kind": done.action.kind, "direction": done.action.direction, "stage": done.action.stage,
+            "rank": rank, "replica": replica, "kind": done.action.kind, "direction": done.action.direction, "stage": done.action.stage,
             "micro_batch": done.action.micro_batch, "edge": done.action.edge, "version": done.action.version,
             "staleness": done.action.staleness, "begin": done.begin, "end": done.end,
         }

@@ -50,7 +50,7 @@ def timeline(trace: list[dict[str, Any]], begin: float = 0.0, end: float | None 
     drawing = Drawing(begin, end, width, f"hatch-{zlib.crc32(repr((begin, end, len(trace), trace[:1])).encode()):x}")
     height = TOP + len(ranks) * (ROW + GAP) + 44
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="11">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11">',
         f'<defs><pattern id="{drawing.hatch}" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
         f'<rect width="5" height="5" fill="{KINDS["backward"][0]}"/><rect width="1.5" height="5" fill="white" fill-opacity=".6"/>'
         "</pattern></defs>",
