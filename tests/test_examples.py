@@ -161,7 +161,9 @@ def test_the_u_net_in_a_pipeline_keeps_its_skips_within_ranks_and_learns() -> No
         for block in blocks.split(", "):
             rank_of.setdefault(block, set()).add(rank)
     assert [rank for _, rank, _ in stages] == ["0", "1", "0"], "out through the ranks and back"
-    assert rank_of["encoder.0"] == rank_of["decoder.0"] == {"0"} and rank_of["bottom"] == {"1"}
+    for level in range(3):
+        assert rank_of[f"encoder.{level}"] == rank_of[f"decoder.{level}"], "an encoder block lies beside its mirror"
+    assert rank_of["encoder.0"] == {"0"} and rank_of["bottom"] == {"1"}
     # Only neighbours talk over the link; what goes from the first stage to the last, a skip, stays on their rank.
     assert "between ranks: 0 to 1, 1 to 2; within a rank: 0 to 2\n" in done.stdout
     first, last = re.findall(r"policy msnag: loss ([\d.]+) -> ([\d.]+)", done.stdout)[0]

@@ -138,7 +138,7 @@ def test_a_rank_that_comes_late_joins_and_an_end_is_always_shown() -> None:
     figures.add(0.53, 1, body(state(1, 5, state="stopped")))
     assert len({handle for handle, _, _ in screen.bundles}) == 1 and not figures.pending()
     assert [text for _, _, text in screen.bundles][-1] == "micro-batch 5 of 100, 0.1 s, stopped"
-    assert len(screen.bundles) == 4
+    assert len(screen.bundles) == 3
 
 
 def test_two_runs_of_one_cell_are_two_displays_and_other_displays_stay_as_they_are() -> None:
