@@ -94,3 +94,14 @@ def test_ranks_of_one_machine_are_on_one_clock() -> None:
 
     rows = on_one_clock([part(0, 100.25, "a"), part(1, 100.0, "a"), part(2, 7.0, "b")])
     assert [(one["begin"], one["end"]) for one in rows] == [(0.75, 1.25), (0.5, 1.0), (0.5, 1.0)]
+
+
+def test_a_long_run_is_shown_from_its_beginning_until_a_rank_has_done_sixty_things() -> None:
+    rows: list[Any] = [row(0, "forward", k, 0.01 * k, 0.01 * k + 0.005) for k in range(500)]
+    rows += [row(1, "retire", k, 0.001 * k, 0.001 * k + 0.0005) for k in range(500)]  # not drawn
+    rows += [row(1, "backward", k, 0.05 * k, 0.05 * k + 0.02) for k in range(100)]
+    page = ElementTree.fromstring(f"<div>{Report([1.0], [], 5.0, rows)._repr_html_()}</div>")
+    kinds = [node.get("class") for node in page.iter("{http://www.w3.org/2000/svg}rect") if node.get("class")]
+    assert (kinds.count("forward"), kinds.count("backward")) == (60, 12)
+    short = ElementTree.fromstring(f"<div>{Report([1.0], [], 5.0, rows[:50])._repr_html_()}</div>")
+    assert len([1 for node in short.iter("{http://www.w3.org/2000/svg}rect") if node.get("class")]) == 50

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddip.pipeline.chrome_trace import chrome_trace
 from ddip.pipeline.memory import Memory, readable
-from ddip.pipeline.timeline import timeline
+from ddip.pipeline.timeline import KINDS, timeline
 
 COMPUTE = ("forward", "backward", "weight_gradient", "step", "predict", "stash")
 
@@ -71,11 +71,17 @@ class Report:
         return timeline(self.trace, begin, end)
 
     def _repr_html_(self) -> str:
-        """Tables, and a picture of the first tenth of a second, or of all of it if it was shorter: in a long run nothing could
-        be told apart."""
-        return "\n".join(
-            [*(as_html(*table) for table in self.tables()), f"<p>{escape(self.summary())}</p>", self.timeline(0.0, 0.1)]
-        )
+        """Tables, and a picture of the beginning: in all of a long run nothing could be told apart."""
+        tables = [as_html(*table) for table in self.tables()]
+        return "\n".join([*tables, f"<p>{escape(self.summary())}</p>", self.timeline(0.0, self._beginning())])
+
+    def _beginning(self, boxes: int = 60) -> float:
+        """Until when no rank has done more than so many things."""
+        ends: dict[int, list[float]] = {}
+        for row in self.trace:
+            if row["kind"] in KINDS:
+                ends.setdefault(row["rank"], []).append(row["end"])
+        return min((sorted(one)[boxes - 1] for one in ends.values() if len(one) > boxes), default=self.seconds)
 
     def save_trace(self, path: str | Path) -> None:
         """For chrome://tracing and ui.perfetto.dev."""
