@@ -31,6 +31,7 @@ def two() -> Iterator[ddip.Group]:
         ("async_1f1b", "nadam+stash", "nadam", {}, 2),
         ("async_1f1b", "gap_aware", "sgd", {"window": [3, 0]}, 3),
         ("2bw", "stash", "sgd", {"accumulate": 4}, 1),
+        ("2bw", "none", "sgd", {"accumulate": 4}, 1),
         ("1f1b", "none", "adam", {}, 0),
     ],
 )
@@ -79,4 +80,16 @@ def test_weights_are_counted_twice_where_the_module_computes_with_others(two: dd
 
 
 def test_an_evaluation_keeps_nothing(two: ddip.Group) -> None:
-    assert [result.value for result in two.run("v.memory_of_evaluation()")] == [[0, 0]] * 2
+    assert [result.value for result in two.run("v.memory_of_evaluation()")] == [[(0, 0)] * 2] * 2
+
+
+def test_memory_that_tensors_share_is_counted_once() -> None:
+    import torch
+    from ddip.pipeline.memory import covered, extent
+
+    assert covered([]) == 0 and covered([(0, 10), (5, 15), (20, 30), (0, 10), (21, 22)]) == 25
+    whole = torch.zeros(4, 6)
+    parts = [whole, whole.t(), whole[1:3], whole[:, 2:4], torch.zeros(0)]
+    assert covered([extent(part) for part in parts]) == 96
+    first, last = extent(whole[:, 2:4])
+    assert (first - whole.data_ptr(), last - first) == (8, 80), "from its first element to its last"

@@ -40,6 +40,6 @@ def memory(schedule: str = "async_1f1b", **options: Any) -> list[dict[str, int]]
     return [vars(stage.memory) for stage in report.stages]
 
 
-def memory_of_evaluation() -> list[int]:
-    report = p.pipe_of(p.mlp(2)).evaluate(p.data(2, 12))
-    return [stage.memory.activations for stage in report.stages]
+def memory_of_evaluation() -> list[tuple[int, int]]:
+    report = p.pipe_of(p.mlp(2), recompute=True).evaluate(p.data(2, 12))
+    return [(stage.memory.activations, stage.memory.in_flight) for stage in report.stages]

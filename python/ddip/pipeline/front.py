@@ -199,7 +199,7 @@ class Pipeline:
         self._read_from(source)
         for index in self._roles:
             self.modules[index].train(training)
-            self._activations[index].begin(training)
+            self._activations[index].begin()
         if len(source) == 0:
             return Report([], [], 0.0, [])
         if training:

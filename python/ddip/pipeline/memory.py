@@ -42,9 +42,9 @@ class Activations:
         self._wanted: set[str] = set()
         self._kept: list[tuple[int, int]] = []  # from address to address
 
-    def begin(self, training: bool) -> None:
+    def begin(self) -> None:
         self._kept = []
-        self._wanted = {"forward", "loss"} if training and not self._opaque else set()
+        self._wanted = set() if self._opaque else {"forward", "loss"}
 
     @property
     def bytes(self) -> int:
@@ -114,8 +114,11 @@ def memory_of(pipe: Pipeline, stage: int, actions: list[Any]) -> tuple[Memory, i
 
 
 def in_flight(actions: list[Any], stage: int) -> int:
-    """The most micro-batches at a time whose graphs are kept. One with a split backward waits for its second half."""
+    """The most micro-batches at a time whose graphs are kept. One with a split backward waits for its second half; without
+    backwards there are none."""
     mine = [done.action for done in actions if done.action.stage == stage]
+    if not any(action.kind == "backward" for action in mine):
+        return 0
     split = {action.micro_batch for action in mine if action.kind == "weight_gradient"}
     now = most = 0
     for action in mine:
