@@ -128,6 +128,29 @@ open("gate", "w").close()
 
 
 @mpirun.there
+def test_a_receive_that_nothing_meets_is_given_up_alone_and_the_job_ends_well(tmp_path: Path) -> None:
+    done = mpirun.python(
+        2,
+        tmp_path,
+        """
+import torch, ddip
+comm = ddip.comm(timeout=1)
+try: comm.receive(torch.zeros(3), 1 - ddip.rank(), 3)
+except ddip.TimedOut as error: print(error, flush=True)
+total = torch.ones(3)
+comm.all_reduce(total)
+kept = torch.zeros(3)
+left = comm.start_receive(kept, 1 - ddip.rank(), 7)  # nobody will send it
+print("sum", total.tolist(), flush=True)
+""",
+    )
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        assert f"rank {rank} met its timeout of 1 s in receive from rank {1 - rank}\n" in done.stdout, done.stdout
+    assert done.stdout.count("sum [2.0, 2.0, 2.0]") == 2
+
+
+@mpirun.there
 def test_a_message_of_another_size_is_named(tmp_path: Path) -> None:
     done = mpirun.python(
         2,

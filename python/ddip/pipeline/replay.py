@@ -113,7 +113,9 @@ class Interpreter:
 
     def _check_machine(self) -> None:
         header = self.ledger.header
-        for key, here in (("torch", torch.__version__), ("capability", torch.backends.cpu.get_cpu_capability())):
+        # A C++ program knows its torch's version without the build's name behind "+".
+        version = torch.__version__ if "+" in header["torch"] else torch.__version__.partition("+")[0]
+        for key, here in (("torch", version), ("capability", torch.backends.cpu.get_cpu_capability())):
             if header[key] != here:
                 self.result.notes.append(
                     f"the ledger was written with {key} {header[key]}, this is {here}: bits may differ"
