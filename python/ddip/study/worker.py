@@ -1,12 +1,17 @@
-"""A process that computes runs: one JSON object a line in, one out. It ends when its input does, so with who started it."""
+"""A process that computes runs: one JSON object a line in, one out. It ends when its input does, and with who started it."""
 
 from __future__ import annotations
 
+import ctypes
 import json
+import signal
 import sys
+
+PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # also in the middle of a run
     import torch
 
     from ddip.study.one_run import computed
