@@ -158,6 +158,7 @@ class Pipeline:
             for index, rank in enumerate(self.placement)
             if rank == self.place
         ]
+        self.norm_delay = self._norm_delay()
         self._writer = Writer(ledger, self, program) if ledger else None
         self._executor = native.Executor(
             self.ranks, self._stages, self.edges, self.placement, [max(2, frames) for frames in self.plan.capacity],
@@ -204,7 +205,7 @@ class Pipeline:
             return Report([], [], 0.0, [])
         if training:
             self.plan = self.plan_of(len(source))
-            actions = self.plan.ranks[self.place]
+            actions = engine().PlanActions(self.plan, self.place)
         else:
             actions = engine().forwards_only(self.edges, self.placement, self.place, len(source) * self.micro_batches)
         record = self._executor.run(
@@ -328,8 +329,7 @@ class Pipeline:
         everything = sum(self.trained_elements(other) for other in range(len(self.modules)))
         return math.sqrt(self.trained_elements(index) / everything) if everything else 1.0
 
-    @property
-    def norm_delay(self) -> int:
+    def _norm_delay(self) -> int:
         """How many steps old a global norm is: so many that nobody waits for it."""
         if not self.asynchronous:
             return 0
