@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddip.pipeline.simulate_order import order_of
+from ddip.pipeline.simulate_order import SYNCHRONOUS, order_of
 from ddip.pipeline.textbook_policies import parts_of, predictor_in
 from ddip.study.clock import plan_of
 from ddip.study.settings import Settings
@@ -20,9 +20,7 @@ def copies_of(settings: Settings, schedule: str, policy: str) -> list[int]:
     own = sum(copies for part, copies in OWN.items() if part in parts)
     if schedule == "2bw":
         return [3 + own] * settings.stages  # the version before the newest, everywhere
-    accumulate = settings.accumulate if settings.per_step(schedule) == settings.accumulate else 1
-    if schedule == "seq":
-        accumulate = 1
+    accumulate = 1 if schedule in SYNCHRONOUS else settings.accumulate
     kept = [0] * settings.stages
     if parts & STASHES:
         kept = [_stashed(schedule, sizes, w, accumulate, predictor_in(parts) is not None) for w in window]

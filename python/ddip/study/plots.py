@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from html import escape
 
 from ddip.study.clock import times_of
-from ddip.study.plan import Study
+from ddip.study.plan import Cell, Study
 from ddip.study.summary import Line
 from ddip.study.table import name_of
 from ddip.study.tasks import TASKS
@@ -47,14 +48,11 @@ def losses(study: Study, lines: list[Line]) -> str:
     return picture(title, parts, y + 28)
 
 
-def none_of(study: Study, line: Line) -> object:
-    from ddip.study.plan import Cell
-
+def none_of(study: Study, line: Line) -> Cell:
     return Cell(line.cell.task, study.settings.schedule, "none", line.cell.optimizer)
 
 
-def dot(study: Study, line: Line, x: object, y: float) -> list[str]:
-    assert callable(x)
+def dot(study: Study, line: Line, x: Callable[[float], float], y: float) -> list[str]:
     colour = COLOURS[line.verdict]
     name = f'<text x="20" y="{y + 4}">{escape(name_of(study, line))}</text>'
     if line.diverged:
@@ -105,8 +103,7 @@ def accuracy_over_time(study: Study, lines: list[Line]) -> str:
     return picture(title, parts, max(height, top + 15 * len(lines)))
 
 
-def ticks(low: float, high: float, x: object, y: float) -> list[str]:
-    assert callable(x)
+def ticks(low: float, high: float, x: Callable[[float], float], y: float) -> list[str]:
     marks = []
     for place in range(5):
         loss = low + (high - low) * place / 4
