@@ -1,7 +1,7 @@
 """An asynchronous pipeline on a slow link, beside the best synchronous schedule with the same window, in turn.
 
 Each rank lives in a network namespace of its own; neighbours are joined by a veth pair whose two ends are limited by `tc tbf`, and
-the ranks speak over Gloo, that is TCP. First the link is left fast, and the time c of a micro-batch on a stage is measured with all
+the ranks speak over Gloo, that is TCP. All schedules step once in a batch of 8 micro-batches (asynchronous: accumulate=8). First the link is left fast, and the time c of a micro-batch on a stage is measured with all
 ranks running; then each direction is limited so that a message takes `ratio` × c. Needs root, `ip` and `tc`.
 
     .venv/bin/python benchmarks/slow_link.py [--stages 2] [--ratios 0.5,1] [--repeats 8]
@@ -128,7 +128,7 @@ def worker(rank: int, stages: int, repeats: int) -> None:
             schedule=schedule, micro_batches=M, ranks=ranks, **options,
         )  # fmt: skip
 
-    pipe = pipe_of("async_1f1b", staleness="msnag", window=[2 * (stages - 1 - s) for s in range(stages)])
+    pipe = pipe_of("async_1f1b", staleness="msnag", accumulate=M, window=[2 * (stages - 1 - s) for s in range(stages)])
     for _ in range(2):
         report = pipe.run([(x, y)] * TOGETHER)
     c = max((stage.forward + stage.backward + stage.update) / (M * TOGETHER) for stage in report.stages)
@@ -197,7 +197,7 @@ def measure(table: Table, stages: int, ratios: list[float], repeats: int) -> Non
             window = list(default_window(stages, costs=costs, links=links))
             wide = {"window": window}
             sides: list[tuple[str, dict[str, Any]]] = [
-                ("gpipe", {}), ("1f1b", {}), ("1f1b", wide), ("async_1f1b", {**wide, "staleness": "msnag"}),
+                ("gpipe", {}), ("1f1b", {}), ("1f1b", wide), ("async_1f1b", {**wide, "staleness": "msnag", "accumulate": M}),
             ]  # fmt: skip
             for process in processes:
                 assert process.stdin
