@@ -23,7 +23,7 @@ if not PROGRAM.exists():
 def stages() -> list[Any]:
     torch.manual_seed(0)
     first, last = torch.nn.Linear(6, 8), torch.nn.Linear(8, 3)
-    return [torch.nn.Sequential(first, torch.nn.Tanh()), torch.nn.Sequential(last)]
+    return [torch.nn.Sequential(first, torch.nn.Tanh(), torch.nn.Dropout(0.2)), torch.nn.Sequential(last)]
 
 
 def batches() -> list[tuple[Any, Any]]:
@@ -54,7 +54,7 @@ def test_what_ran_in_cpp_is_computed_again_in_python_bit_for_bit(ledgers: list[P
         assert found.difference is None, (cell, found.difference)
         assert found.steps > 10 or header["accumulate"] > 4, cell
         seen.add(cell)
-    assert len(ledgers) == 23 and len({schedule for schedule, _, _ in seen}) == 7
+    assert len(ledgers) == 25 and len({schedule for schedule, _, _ in seen}) == 7
     assert {name for _, _, name in seen} == {"sgd", "adam", "adamw"}
 
 
@@ -85,3 +85,20 @@ def test_a_pipeline_of_cpp_ends_where_one_of_python_does(ledgers: list[Path]) ->
     steps = [line for line in lines if line["kind"] == "step" and line["stage"] == 0]
     first = [record.values for record in found.ledger.records if record.kind == "step" and record.stage == 0]
     assert len(first) == 12 and [line["sha256"] for line in steps[:12]] == [line["sha256"] for line in first]
+
+
+def test_ledgers_of_cpp_say_what_the_scheduler_and_the_plan_say(ledgers: list[Path]) -> None:
+    """Not only what was used: replay believes rates, shares and delays that the ledger names."""
+    lines = [json.loads(line) for line in ledgers[6].read_text().splitlines()]
+    assert lines[0]["staleness"] == "msnag" and max(lines[0]["mean_staleness"]) > 2
+    seen = [line["weights"] for line in lines if line.get("weights", {}).get("kind") == "predicted"]
+    assert max(weights["n"] for weights in seen) == 4
+    for weights in seen:
+        rates = [0.05 * 0.97 ** (weights["version"] + step) for step in range(weights["n"])]
+        assert weights["rates"] == [rates]
+    clipped = json.loads(ledgers[8].read_text().splitlines()[0])
+    assert (clipped["clipping"], clipped["norm_delay"]) == ("global", 2), "staleness 1, and one step more"
+    steps = [json.loads(line) for line in ledgers[24].read_text().splitlines()[1:]]
+    shares = [line.get("share") for line in steps if line["kind"] == "step" and line["stage"] == 0]
+    assert shares == [None, None, [2, 5]] * 2
+    assert {tuple(line["rates"]) for line in steps if line["kind"] == "step"} == {(0.05,)}

@@ -10,13 +10,19 @@ namespace ddip::pipeline {
 TEST(CppPipeline, evaluates_the_newest_weights_and_leaves_them) {
   on_ranks(2, [&](const auto& ranks) {
     Pairs batches = data(4, 12, 7);
-    Pipeline pipe(ranks, cut(mlp(), 2), mse, sgd, {.micro_batches = 4});
+    const auto with_dropout = []() -> torch::nn::Sequential {
+      auto model = mlp();
+      model->push_back(torch::nn::Dropout(0.3));
+      return model;
+    };
+    Pipeline pipe(ranks, cut(with_dropout(), 2), mse, sgd, {.micro_batches = 4});
     require(pipe.staleness() == "msnag", "auto is msnag for SGD, not " + pipe.staleness());
     Report trained = pipe.run(batches);
     State before = pipe.state();
     Report report = pipe.evaluate(batches);
     require(furthest(before, pipe.state()) == 0, "nothing is trained");
-    auto plain = mlp();
+    torch::nn::Sequential plain = with_dropout();
+    plain->eval();
     {
       at::NoGradGuard quiet;
       for (auto& item : plain->named_parameters()) item.value().copy_(before.at(item.key()));
@@ -40,6 +46,23 @@ TEST(CppPipeline, evaluates_the_newest_weights_and_leaves_them) {
       std::filesystem::remove(file);
       require(events.size() == planned + 2 && events.back().at("dur") >= 0, "an event for each, and each rank's name");
     }
+  });
+}
+
+TEST(CppPipeline, a_model_is_cut_where_python_cuts_it) {
+  on_ranks(1, [&](const auto&) {
+    auto sizes = [](int layers, int stages) {
+      torch::nn::Sequential model;
+      for (int layer = 0; layer < layers; ++layer) model->push_back(torch::nn::Linear(1, 1));
+      std::vector<size_t> found;
+      for (const Part& part : cut(model, stages)) found.push_back(part.module->children().size());
+      return found;
+    };
+    // round() of Python goes to the even neighbour from the middle.
+    require(sizes(5, 2) == std::vector<size_t>{2, 3}, "5 in 2");
+    require(sizes(7, 2) == std::vector<size_t>{4, 3}, "7 in 2");
+    require(sizes(5, 3) == std::vector<size_t>{2, 1, 2}, "5 in 3");
+    require(sizes(3, 3) == std::vector<size_t>{1, 1, 1}, "3 in 3");
   });
 }
 

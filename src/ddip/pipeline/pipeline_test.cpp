@@ -146,6 +146,22 @@ TEST(CppPipeline, replicas_train_like_one_process_on_the_joint_batches) {
   }
 }
 
+TEST(CppPipeline, replicas_draw_random_numbers_of_their_own) {
+  on_ranks(2, [&](const auto& ranks) {
+    at::Tensor seen;
+    auto model = mlp();
+    auto noisy = [&seen, front = layers(model, 0, 3)](const at::Tensor& x) mutable {
+      seen = torch::dropout(torch::ones({100}, at::kDouble), 0.5, true);
+      return front->forward(x) * seen.sum();
+    };
+    Pipeline pipe(ranks, {Part(model.ptr(), noisy)}, mse, sgd,
+                  {.schedule = "gpipe", .micro_batches = 1, .replicas = 2});
+    pipe.run(data(1, 4));
+    at::Tensor both = ranks->all_gather(seen);
+    require(!at::equal(both[0], both[1]), "other numbers");
+  });
+}
+
 TEST(CppPipeline, a_rate_changed_between_runs_changes_what_follows) {
   on_ranks(2, [&](const auto& ranks) {
     Pairs batches = data(6, 12);
@@ -274,6 +290,15 @@ TEST(CppPipeline, ledgers_for_replay) {
        [](auto parameters) {
          return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(0.01).weight_decay(0.1));
        }},
+      {"two groups",
+       [](auto parameters) {
+         if (parameters.size() < 2) return std::make_unique<torch::optim::SGD>(parameters, 0.05);
+         std::vector<torch::optim::OptimizerParamGroup> groups;
+         groups.emplace_back(std::vector<at::Tensor>{parameters[0]});
+         groups.emplace_back(std::vector<at::Tensor>{parameters[1]},
+                             std::make_unique<torch::optim::SGDOptions>(torch::optim::SGDOptions(0.2).momentum(0.5)));
+         return std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(0.05).momentum(0.9));
+       }},
   };
   const RateFactor fading = [](int64_t step) { return std::pow(0.97, static_cast<double>(step)); };
   const std::vector<Cell> cells = {
@@ -300,15 +325,20 @@ TEST(CppPipeline, ledgers_for_replay) {
       {"sgd", {.schedule = "virtual_async", .staleness = "msnag", .max_staleness = 1}},
       {"sgd", {.schedule = "2bw", .staleness = "stash", .accumulate = 4}},
       {"sgd", {.schedule = "paci", .staleness = "none", .accumulate = 4}},
+      {"two groups", {.schedule = "async_1f1b", .staleness = "msnag"}},
+      {"sgd",
+       {.schedule = "async_1f1b", .staleness = "stash", .accumulate = 5}},  // 12 micro-batches: two are left over
   };
   on_ranks(2, [&](const auto& ranks) {
     int number = 0;
     for (auto [optimizer, options] : cells) {
       auto model = mlp(1, at::kFloat);
+      auto front = layers(model, 0, 2);
+      front->push_back(torch::nn::Dropout(0.2));
       options.micro_batches = 4;
       options.seed = 5;
       options.ledger = std::filesystem::path(folder) / fmt::format("{:02}.ledger", number++);
-      Pipeline pipe(ranks, {layers(model, 0, 2), layers(model, 2, 3)}, mse, optimizers.at(optimizer), options);
+      Pipeline pipe(ranks, {front, layers(model, 2, 3)}, mse, optimizers.at(optimizer), options);
       Pairs batches = data(6, 12, 7, at::kFloat);
       pipe.run(Pairs(batches.begin(), batches.begin() + 3));  // two runs, one ledger
       pipe.run(Pairs(batches.begin() + 3, batches.end()));
