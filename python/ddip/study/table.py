@@ -108,7 +108,11 @@ def plain(line: Line) -> str:
 def assumptions(study: Study) -> list[str]:
     s = study.settings
     batch = f"a synchronous batch has {s.micro_batches} micro-batches; "
-    sweep = f"the best of {len(study.rates)} on {study.sweep_seeds} other seeds" if len(study.rates) > 1 else "given"
+    sweep = (
+        f"the best of {len(study.rates)} on {study.sweep_seeds} other seed{'s' * (study.sweep_seeds > 1)}"
+        if len(study.rates) > 1
+        else "given"
+    )
     return [
         f"± is a 95% confidence interval over {study.seeds} seeds (Student's t). Rate: {sweep}, * at the edge of the sweep.",
         "verdict: held-out loss beside none with the same schedule and optimizer; 'no difference': the intervals overlap.",
