@@ -207,6 +207,12 @@ def test_random_numbers_of_the_program_go_on_as_without_a_pipeline(two: ddip.Gro
         ("staleness='msnug'", "msnag"),
         ("micro_batches=0", "micro_batches=0, accumulate=1: expected numbers from 1 on"),
         ("precision='fp8'", "precision='fp8': expected fp32 or bf16"),
+        ("window='wide'", "window='wide': expected a number for each stage, 'textbook', or None"),
+        ("replicas=3", "replicas=3: expected a divisor of the group's 2 ranks"),
+        ("clip=-1.0", "clip=-1.0: expected a number above 0"),
+        ("clip=1.0, clipping='globl'", "clipping='globl': expected auto, local, proportional or global"),
+        ("replicas=2, ledger='x'", "ledger= is of one pipeline; expected replicas=1"),
+        ("partition='mirrored'", "partition= needs example="),
         ("staleness='msnag', optimizer=p.RULES['adam']", "staleness='msnag'"),
     ],
 )

@@ -732,7 +732,7 @@ def whole_and_tied() -> float:
     return furthest({name.removeprefix("0."): tensor for name, tensor in expected.items()}, pipe.state_dict())
 
 
-def window_of_a_link(slowness: float) -> tuple[list[int], Any, list[float]]:
+def window_of_a_link(slowness: float, **options: Any) -> tuple[list[int], Any, list[float]]:
     """Of a link on which a message takes `slowness` times a micro-batch of the slowest stage."""
     from ddip.pipeline import cutting
 
@@ -748,7 +748,7 @@ def window_of_a_link(slowness: float) -> tuple[list[int], Any, list[float]]:
 
     front.cut = with_link  # type: ignore[assignment]
     try:
-        pipe = pipe_of(mlp(2), "async_1f1b", staleness="stash", example=data(1, 3)[0][0])
+        pipe = pipe_of(mlp(2), "async_1f1b", staleness="stash", example=data(1, 3)[0][0], **options)
     finally:
         front.cut = real
     assert pipe.cut

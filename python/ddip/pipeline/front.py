@@ -42,6 +42,8 @@ class Pipeline:
     example    the inputs of one micro-batch: stages and links are measured, a module is traced and cut where it takes least time, and
                the window is as wide as the links ask for. partition: how it is cut (single, mixed, mirrored, or a plan's file)
     schedule   seq, gpipe, 1f1b, interleaved, zb1, zbv, async_1f1b, virtual_async, 2bw, paci
+    window     how many backwards each stage may owe when another forward begins, by stage; "textbook" is its distance from the last
+               one; None: as wide as the measured links ask for, where there is an example, else the textbook's
     staleness  auto, or a policy: none, stash, msnag, … ("msnag+stash"); docs/staleness.md
     optimizer  a function from a list of parameters to an optimizer, called once for each stage
     clip       the largest norm of a step's gradient. clipping: "global", the norm of all stages together (of some steps before where
@@ -113,6 +115,8 @@ class Pipeline:
             raise ConfigError("ledger= is of one pipeline; expected replicas=1")
         if precision not in ("fp32", "bf16"):
             raise ConfigError(f"precision={precision!r}: expected fp32 or bf16")
+        if isinstance(window, str) and window != "textbook":
+            raise ConfigError(f"window={window!r}: expected a number for each stage, 'textbook', or None")
         if micro_batches < 1 or accumulate < 1:
             raise ConfigError(f"micro_batches={micro_batches}, accumulate={accumulate}: expected numbers from 1 on")
         self.loss, self.precision, self.seed, self.clip = loss, precision, seed, clip
