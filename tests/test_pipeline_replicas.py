@@ -84,7 +84,7 @@ def test_clipping_is_computed_again(
         ("async_1f1b", "stash", ", accumulate=5"), ("async_1f1b", "none", ", last=3, recompute=True"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize(("world", "replicas"), [(2, 2), (4, 2)])
+@pytest.mark.parametrize(("world", "replicas"), [(2, 2), (4, 2), (4, 4)])
 def test_pipelines_side_by_side_are_one_on_all_their_samples(
     two: ddip.Group, four: ddip.Group, world: int, replicas: int, schedule: str, staleness: str, options: str
 ) -> None:
