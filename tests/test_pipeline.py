@@ -118,6 +118,8 @@ def test_memory_and_descriptors_stay_as_they_are_over_ten_thousand_micro_batches
     for result in two.run("p.many(1250)"):
         growth, descriptors = result.value
         assert growth < 1.0 and descriptors == 0
+    growth, _ = two.run("p.many(1250, [p.mlp(2)[0], p.Leaks()])")[1].value
+    assert growth > 1.0, "a leak is seen"
 
 
 def test_stop_ends_all_stages_within_a_second_and_leaves_them_usable(two: ddip.Group, tmp_path: Path) -> None:
