@@ -71,7 +71,7 @@ def test_what_cannot_be_cut_is_said_by_every_rank(two: ddip.Group, options: str,
 
 def test_without_an_example_a_module_cannot_be_cut(two: ddip.Group) -> None:
     for line in said_by(two, "p.pipe_of(p.AllToLast(4))"):
-        assert line.startswith("a AllToLast can be cut only with example=")
+        assert line.startswith("AllToLast can be cut only with example=")
 
 
 def test_the_window_is_as_wide_as_the_links_are_slow(two: ddip.Group) -> None:

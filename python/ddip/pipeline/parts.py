@@ -64,8 +64,8 @@ def parts_of(model: torch.nn.Module | Sequence[torch.nn.Module] | Split, stages:
         return parts_of_sequential(model, stages)
     if isinstance(model, torch.nn.Module):
         raise ConfigError(
-            f"a {type(model).__name__} can be cut only with example=, the inputs of one micro-batch; without it, a list of stages or "
-            "an nn.Sequential is expected"
+            f"{type(model).__name__} can be cut only with example=, the inputs of one micro-batch; without it, a list of stages or an "
+            "nn.Sequential is expected"
         )
     parts = [Part(module, f"{index}.") for index, module in enumerate(model)]  # type: ignore[arg-type]
     if any(not isinstance(part.module, torch.nn.Module) for part in parts):
