@@ -10,32 +10,43 @@ uint64_t mix(uint64_t z) {
   return z ^ (z >> 31);
 }
 
+at::CPUGeneratorImpl& cpu_generator() {
+  return *at::check_generator<at::CPUGeneratorImpl>(at::detail::getDefaultCPUGenerator());
+}
+
 }  // namespace
 
 uint64_t seed_of(uint64_t run, int stage, int64_t micro_batch) {
   return mix(mix(run + static_cast<uint64_t>(stage)) + static_cast<uint64_t>(micro_batch)) >> 1;
 }
 
-OwnRandomNumbers::Kept OwnRandomNumbers::reseed(at::Generator generator, uint64_t seed) {
-  std::lock_guard lock(generator.mutex());
-  Kept kept{generator, generator.get_state()};
-  generator.set_current_seed(seed);
+OwnRandomNumbers::KeptCpu OwnRandomNumbers::reseed_cpu(uint64_t seed) {
+  at::CPUGeneratorImpl& cpu = cpu_generator();
+  std::lock_guard lock(cpu.mutex_);
+  KeptCpu kept{cpu.engine(), cpu.next_float_normal_sample(), cpu.next_double_normal_sample()};
+  cpu.set_current_seed(seed);
   return kept;
 }
 
-void OwnRandomNumbers::put_back(Kept& kept) {
-  std::lock_guard lock(kept.generator.mutex());
-  kept.generator.set_state(kept.state);
-}
-
-OwnRandomNumbers::OwnRandomNumbers(uint64_t seed, at::Device device)
-    : cpu_(reseed(at::detail::getDefaultCPUGenerator(), seed)) {
-  if (!device.is_cpu()) gpu_ = reseed(at::globalContext().defaultGenerator(device), seed);
+OwnRandomNumbers::OwnRandomNumbers(uint64_t seed, at::Device device) : cpu_(reseed_cpu(seed)) {
+  if (device.is_cpu()) return;
+  at::Generator gpu = at::globalContext().defaultGenerator(device);
+  std::lock_guard lock(gpu.mutex());
+  gpu_ = KeptGpu{gpu, gpu.get_state()};
+  gpu.set_current_seed(seed);
 }
 
 OwnRandomNumbers::~OwnRandomNumbers() {
-  put_back(cpu_);
-  if (gpu_) put_back(*gpu_);
+  {
+    at::CPUGeneratorImpl& cpu = cpu_generator();
+    std::lock_guard lock(cpu.mutex_);
+    cpu.set_engine(cpu_.engine);
+    cpu.set_next_float_normal_sample(cpu_.next_float);
+    cpu.set_next_double_normal_sample(cpu_.next_double);
+  }
+  if (!gpu_) return;
+  std::lock_guard lock(gpu_->generator.mutex());
+  gpu_->generator.set_state(gpu_->state);
 }
 
 }  // namespace ddip::pipeline

@@ -2,6 +2,8 @@
 // whatever else draws numbers in this process goes on as if nothing had happened.
 #pragma once
 
+#include <ATen/CPUGeneratorImpl.h>
+
 #include <cstdint>
 #include <optional>
 
@@ -20,15 +22,21 @@ class OwnRandomNumbers {
   OwnRandomNumbers& operator=(const OwnRandomNumbers&) = delete;
 
  private:
-  struct Kept {
+  // torch's generator of the CPU by its parts: get_state and set_state would make a tensor of 5 KiB of it each time.
+  struct KeptCpu {
+    at::mt19937 engine;
+    std::optional<float> next_float;
+    std::optional<double> next_double;
+  };
+  struct KeptGpu {
     at::Generator generator;
     at::Tensor state;
   };
-  static Kept reseed(at::Generator generator, uint64_t seed);
-  static void put_back(Kept& kept);
 
-  Kept cpu_;
-  std::optional<Kept> gpu_;
+  static KeptCpu reseed_cpu(uint64_t seed);
+
+  KeptCpu cpu_;
+  std::optional<KeptGpu> gpu_;
 };
 
 }  // namespace ddip::pipeline
