@@ -114,6 +114,7 @@ def test_a_stage_that_raises_is_heard_also_when_all_channels_are_full(two: ddip.
     assert "stage 1 (FailsAt), forward of micro-batch 0 (rank 1): ValueError: no more today" in first.value
 
 
+@pytest.mark.timeout(240)  # forty thousand micro-batches: nearly a minute where others compute, too
 def test_memory_and_descriptors_stay_as_they_are_over_ten_thousand_micro_batches(two: ddip.Group) -> None:
     for result in two.run("p.many(1250)"):
         growth, descriptors = result.value

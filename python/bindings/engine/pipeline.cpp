@@ -61,8 +61,8 @@ void bind_weights(py::module_& module) {
       .def_property_readonly("truth", &Weights::truth)
       .def_property_readonly("gradient", &Weights::gradient)
       .def_property_readonly("apart", &Weights::apart)
-      .def_property_readonly("bytes", &Weights::bytes)
       .def_property_readonly("begins", &Weights::begins)
+      .def("show", &Weights::show, py::arg("flat"))
       .def("slices", &Weights::slices, py::arg("flat"));
 
   py::class_<Versions, std::shared_ptr<Versions>>(module, "Versions")
@@ -80,6 +80,7 @@ void bind_weights(py::module_& module) {
            py::arg("stepped"), py::arg("stage"), py::arg("stages"))
       .def_property_readonly("version", &Versions::version)
       .def_property_readonly("kept", &Versions::kept)
+      .def_property_readonly("predicts", &Versions::predicts)
       .def("settle", &Versions::settle, Released());
 }
 
@@ -90,6 +91,7 @@ std::vector<T> last_of(const std::vector<T>& all, size_t count) {
 
 void bind_records(py::module_& module) {
   py::class_<Used>(module, "Used")
+      .def_readonly("label", &Used::label)
       .def_readonly("version", &Used::version)
       .def_readonly("staleness", &Used::staleness)
       .def_readonly("predicted", &Used::predicted)

@@ -149,6 +149,7 @@ void bind_moments(py::module_& module) {
   py::class_<Needs>(module, "StalenessNeeds", "What a policy wants the executor to keep or to make")
       .def(from_keywords<Needs>())
       .def_readwrite("forward_weights", &Needs::forward_weights)
+      .def_readwrite("steady", &Needs::steady)
       .def_readwrite("backward_weights", &Needs::backward_weights)
       .def_readwrite("stash", &Needs::stash)
       .def_readwrite("pending", &Needs::pending)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Memory:
     """Of one stage; what comes and goes: the most that it was in the run."""
 
-    weights: int = 0  # the true ones, and those that the module computes with where they are apart
+    weights: int = 0  # the true ones, and the prediction where no backward needs it
     gradients: int = 0
     optimizer: int = 0
     copies: int = 0  # older versions and predictions that a later forward or backward needs
@@ -100,7 +100,7 @@ def memory_of(pipe: Pipeline, stage: int, actions: list[Any]) -> tuple[Memory, i
         return found, 0
     stepping, versions = pipe.steppings[stage], pipe.versions[stage]
     flat = stepping.weights.truth.nbytes
-    found.weights, found.gradients = flat * (2 if stepping.weights.apart else 1), flat
+    found.weights, found.gradients = flat * (2 if versions.predicts else 1), flat
     found.optimizer = sum(
         tensor.nbytes
         for state in (stepping.optimizer.state.values() if stepping.optimizer else ())
@@ -137,7 +137,7 @@ def copies(actions: list[Any], stage: int, first: int, stashes: bool) -> int:
     ended: dict[int, int] = {}  # version -> place of the step that made it old
     forwards: dict[int, tuple[int, Any, bool]] = {}  # micro-batch -> place, what was used, whether it was old already
     needed: dict[int, int] = {}  # version -> place of its last use
-    spans: list[tuple[int, int]] = []
+    predicted: dict[int, tuple[int, int]] = {}  # label -> places of its first use and its last
     for place, done in enumerate(actions):
         if done.action.stage != stage:
             continue
@@ -149,9 +149,10 @@ def copies(actions: list[Any], stage: int, first: int, stashes: bool) -> int:
         elif done.action.kind == "backward" and done.action.micro_batch in forwards:
             begun, used, old = forwards.pop(done.action.micro_batch)
             if used.predicted and stashes:
-                spans.append((begun, place))
+                predicted[used.label] = min(begun, predicted.get(used.label, (begun, 0))[0]), place
             elif old or (stashes and not used.predicted):
                 needed[used.version] = place
+    spans = list(predicted.values())
     spans += [(ended[one], last) for one, last in needed.items() if one in ended and ended[one] < last]
     edges = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
     now = most = 0

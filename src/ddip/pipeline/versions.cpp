@@ -21,6 +21,7 @@ void Versions::begin(const std::vector<int64_t>& reads, double mean_staleness, i
   first_ = version_;
   expected_.clear();
   for (int64_t version : reads) ++expected_[first_ + version];
+  last_ = {};  // somebody may have changed the rates
   mean_staleness_ = mean_staleness;
   accumulate_ = accumulate;
 }
@@ -59,35 +60,47 @@ void Versions::release(int64_t label) {
   if (version != in_use_.end() && --version->second == 0) in_use_.erase(version);
 }
 
+at::Tensor& Versions::prediction() {
+  if (!prediction_.defined()) prediction_ = at::empty_like(weights_->truth());
+  return prediction_;
+}
+
+const Used& Versions::predict(int64_t micro_batch, int staleness) {
+  const Used& used = last_.used;
+  const bool is_there = !used.predicted || !needs_.stash || kept_.contains(used.label);
+  if (needs_.steady && last_.version == version_ && used.staleness == staleness && is_there) return used;
+  staleness::Moment now = moment(micro_batch, staleness);
+  last_ = {version_, Used{.label = version_, .version = version_, .staleness = staleness}};
+  at::Tensor out = needs_.stash ? spare() : prediction();
+  if (policy_->before_forward(asks_.optimizer(), now, out)) {
+    last_.used.predicted = true;
+    last_.used.label = next_label_++;
+    last_.used.rates = now.rates;
+    if (now.pending.defined()) last_.used.pending = summed_;
+    if (needs_.stash) kept_[last_.used.label] = Kept{out, 0};
+  } else if (needs_.stash) {
+    spares_.push_back(out);
+  }
+  return used;
+}
+
 Used Versions::before_forward(int64_t micro_batch, int64_t version, int staleness) {
   at::NoGradGuard quiet;
   version += first_;
   Used used{.label = version, .version = version, .staleness = staleness};
   if (auto left = expected_.find(version); left != expected_.end() && --left->second == 0) expected_.erase(left);
-  if (needs_.forward_weights && version == version_) {
-    staleness::Moment now = moment(micro_batch, staleness);
-    int64_t held = weights_->label();
-    at::Tensor& out = weights_->work(Weights::kNothing);
-    if (policy_->before_forward(asks_.optimizer(), now, out)) {
-      used.predicted = true;
-      used.label = next_label_++;
-      used.rates = now.rates;
-      if (now.pending.defined()) used.pending = summed_;
-      weights_->work(used.label);
-      if (needs_.stash) {
-        Kept kept{spare(), 1};
-        kept.weights.copy_(out);
-        kept_[used.label] = kept;
-      }
-    } else {
-      weights_->work(held);
-    }
-  }
-  if (version < version_) {  // kept for us: its use passes from what was expected to this flight
+  if (needs_.forward_weights && weights_->apart() && version == version_) used = predict(micro_batch, staleness);
+  if (used.predicted && needs_.stash) {
+    Kept& kept = kept_.at(used.label);
+    ++kept.uses;
+    weights_->show(kept.weights);
+  } else if (used.predicted) {
+    weights_->show(prediction_);
+  } else if (version < version_) {  // kept for us: its use passes from what was expected to this flight
     DDIP_CHECK(kept_.contains(version), "a version that a forward will read is kept");
-    weights_->load(kept_[version].weights, version);
-  } else if (!used.predicted) {
-    weights_->load_truth(version_);
+    weights_->show(kept_[version].weights);
+  } else {
+    weights_->show_truth();
     if (needs_.stash) ++in_use_[version_];
   }
   return used;
@@ -97,20 +110,21 @@ ReadBack Versions::before_backward(int64_t micro_batch, const Used& used) {
   at::NoGradGuard quiet;
   ReadBack read{.version = version_};
   bool written = false;
-  if (needs_.backward_weights) {
+  if (needs_.backward_weights && weights_->apart()) {
     staleness::Moment now = moment(micro_batch, 0);
-    at::Tensor& out = weights_->work(Weights::kNothing);
-    written = policy_->before_backward(asks_.optimizer(), now, out);
+    last_ = {};  // it is overwritten
+    written = policy_->before_backward(asks_.optimizer(), now, prediction());
     if (written) read.rates = now.rates;
   }
-  if (!written) {
-    auto kept = kept_.find(used.label);
-    if (kept != kept_.end())
-      weights_->load(kept->second.weights, used.label);
-    else
-      weights_->load_truth(version_);
-    DDIP_CHECK(!needs_.stash || kept != kept_.end() || used.label == version_, "what a backward reads is kept");
-  }
+  auto kept = kept_.find(used.label);
+  DDIP_CHECK(written || !needs_.stash || kept != kept_.end() || used.label == version_,
+             "what a backward reads is kept");
+  if (written)
+    weights_->show(prediction_);
+  else if (kept != kept_.end())
+    weights_->show(kept->second.weights);
+  else
+    weights_->show_truth();
   if (needs_.own_gradient) {
     if (!before_backward_.defined()) before_backward_ = at::empty_like(weights_->gradient());
     before_backward_.copy_(weights_->gradient());
@@ -186,8 +200,6 @@ Versions::Stepped Versions::step(const Counts& all, const Limit& limit, int64_t 
   summed_.clear();
   count_ = 0;
   ++version_;
-  // The module's memory holds what it held: an old version under its own label. Only shared memory has moved on.
-  if (!weights_->apart()) weights_->work(version_);
   return done;
 }
 
@@ -199,6 +211,7 @@ void Versions::reset() {
   expected_.clear();
   summed_.clear();
   count_ = 0;
+  last_ = {};
   weights_->gradient().zero_();
   settle();
 }

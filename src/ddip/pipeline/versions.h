@@ -14,8 +14,8 @@ namespace ddip::pipeline {
 
 // What a forward used, until its backward has used it too.
 struct Used {
-  int64_t label = Weights::kNothing;  // of the weights; a true version is its own label
-  int64_t version = 0;                // true version when it was asked
+  int64_t label = 0;    // of the weights; a true version is its own label
+  int64_t version = 0;  // true version when it was asked
   int staleness = 0;
   bool predicted = false;
   std::vector<std::vector<double>> rates;  // of the prediction
@@ -81,21 +81,29 @@ class Versions {
   Stepped step(const Counts& all, const Limit& limit, int64_t full);
 
   // The module computes with the newest true weights, as for evaluation and for anybody who looks at it.
-  void settle() { weights_->load_truth(version_); }
+  void settle() { weights_->show_truth(); }
   // After a failure: nothing is in flight, no gradient is left.
   void reset();
 
   int64_t version() const { return version_; }
   Weights& weights() { return *weights_; }
   staleness::Policy& policy() { return *policy_; }
-  int64_t kept() const { return static_cast<int64_t>(kept_.size()); }  // copies of weights beside the two
+  int64_t kept() const { return static_cast<int64_t>(kept_.size()); }  // copies of weights that flights need
+  bool predicts() const { return prediction_.defined(); }              // in memory of its own beside those
 
  private:
   struct Kept {
     at::Tensor weights;
     int uses = 0;
   };
+  // What was predicted last: good until the next step, at the same staleness, if the policy says so.
+  struct Prediction {
+    int64_t version = -1;
+    Used used;  // predicted: false if the policy had nothing to say
+  };
   staleness::Moment moment(int64_t micro_batch, int staleness) const;
+  const Used& predict(int64_t micro_batch, int staleness);
+  at::Tensor& prediction();
   at::Tensor spare();
   void release(int64_t label);
   void keep_truth();
@@ -110,6 +118,8 @@ class Versions {
   int accumulate_ = 1;
   int64_t version_ = 0;
   int64_t next_label_;
+  Prediction last_;
+  at::Tensor prediction_;            // where predictions are written that no backward needs
   std::map<int64_t, Kept> kept_;     // by label
   std::map<int64_t, int> in_use_;    // true versions that flights will want again
   std::map<int64_t, int> expected_;  // true versions that forwards of this run will read

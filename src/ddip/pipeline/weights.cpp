@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "ddip/base/check.h"
 #include "ddip/base/error.h"
 
 namespace ddip::pipeline {
@@ -14,6 +15,12 @@ constexpr int64_t kAlignment = 64;
 int64_t padded(int64_t elements, int64_t bytes_each) {
   int64_t step = kAlignment / bytes_each;
   return (elements + step - 1) / step * step;
+}
+
+// Keeps its tensor alive as long as somebody looks at the memory.
+at::DataPtr memory_of(const at::Tensor& flat) {
+  auto forget = [](void* kept) { delete static_cast<at::Tensor*>(kept); };
+  return {flat.mutable_data_ptr(), new at::Tensor(flat), forget, flat.device()};
 }
 
 }  // namespace
@@ -36,18 +43,19 @@ Weights::Weights(const std::vector<at::Tensor>& parameters, const std::vector<st
   gradient_ = at::zeros({total}, options.requires_grad(false));
   std::vector<at::Tensor> trues = slices(truth_), gradients = slices(gradient_);
   for (size_t i = 0; i < parameters.size(); ++i) trues[i].copy_(parameters[i].detach());
-  work_ = apart ? truth_.clone() : truth_;
-  std::vector<at::Tensor> works = slices(work_);
+  // Another storage, not another copy.
+  seen_ = apart ? at::from_blob(truth_.mutable_data_ptr(), truth_.sizes(), truth_.options()) : truth_;
+  if (apart) show_truth();
+  std::vector<at::Tensor> seen = slices(seen_);
   for (size_t i = 0; i < parameters.size(); ++i) {
     at::Tensor parameter = parameters[i];
-    parameter.set_data(works[i]);
+    parameter.set_data(seen[i]);
     parameter.mutable_grad() = gradients[i];
     at::Tensor master = trues[i].detach();
     master.set_requires_grad(true);
     master.mutable_grad() = gradients[i];
     masters_.push_back(master);
   }
-  label_ = 0;
 }
 
 std::vector<at::Tensor> Weights::slices(const at::Tensor& flat) const {
@@ -61,20 +69,12 @@ std::vector<at::Tensor> Weights::slices(const at::Tensor& flat) const {
   return found;
 }
 
-void Weights::load_truth(int64_t version) { load(truth_, version); }
-
-void Weights::load(const at::Tensor& weights, int64_t label) {
-  if (!apart() || (label != kNothing && label_ == label)) return;
-  at::NoGradGuard quiet;
-  work_.copy_(weights);
-  label_ = label;
+void Weights::show(const at::Tensor& flat) {
+  if (shown_.defined() ? shown_.is_same(flat) : !apart()) return;
+  DDIP_CHECK(apart() && flat.is_contiguous() && flat.nbytes() == truth_.nbytes() && flat.device() == truth_.device(),
+             "weights that are shown lie as the true ones do");
+  seen_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(memory_of(flat));
+  shown_ = flat;
 }
-
-at::Tensor& Weights::work(int64_t label) {
-  label_ = label;
-  return work_;
-}
-
-int64_t Weights::bytes() const { return static_cast<int64_t>(truth_.nbytes() * (apart() ? 3 : 2)); }
 
 }  // namespace ddip::pipeline

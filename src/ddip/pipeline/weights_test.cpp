@@ -36,7 +36,7 @@ std::vector<at::Tensor> by_hand(const std::vector<at::Tensor>& first, const std:
   return {input, weight, bias, linear_weight, linear_bias};
 }
 
-TEST(Weights, AKeptGraphUsesWhatIsLoadedBeforeItsBackward) {
+TEST(Weights, AKeptGraphUsesWhatIsShownBeforeItsBackward) {
   torch::manual_seed(1);
   auto net = std::make_shared<Net>();
   Weights weights = weights_of(*net, true);
@@ -44,9 +44,9 @@ TEST(Weights, AKeptGraphUsesWhatIsLoadedBeforeItsBackward) {
   at::Tensor gradient = torch::randn({6, 5});
   at::Tensor first = torch::randn_like(weights.truth()) * 0.3, second = torch::randn_like(first) * 0.3;
 
-  weights.load(first, 1000);
+  weights.show(first);
   at::Tensor y = net->forward(x);
-  weights.load(second, 1001);
+  weights.show(second);
   y.backward(gradient);
 
   auto expected = by_hand(weights.slices(first), weights.slices(second), x.detach(), gradient);
@@ -57,38 +57,52 @@ TEST(Weights, AKeptGraphUsesWhatIsLoadedBeforeItsBackward) {
   EXPECT_FALSE(at::allclose(x.grad(), other[0], 1e-2, 1e-2)) << "it makes a difference which weights are used";
 }
 
-TEST(Weights, TheTrueOnesStayAsTheyAre) {
+TEST(Weights, TheTrueOnesStayAsTheyAreWhileOthersAreShown) {
   auto net = std::make_shared<Net>();
   Weights weights = weights_of(*net, true);
-  at::Tensor before = weights.truth().clone();
-  weights.work(Weights::kNothing).fill_(7);
-  EXPECT_TRUE(at::equal(weights.truth(), before));
+  at::Tensor before = weights.truth().clone(), others = at::full_like(before, 7);
+  weights.show(others);
   EXPECT_EQ(net->linear->weight[0][0].item<float>(), 7);
-  weights.load_truth(0);
+  EXPECT_TRUE(at::equal(weights.truth(), before));
+  weights.show_truth();
   EXPECT_TRUE(at::equal(weights.truth(), before));
   EXPECT_TRUE(at::equal(net->linear->weight.detach(), weights.slices(before)[2]));
+  EXPECT_EQ(others.sum().item<double>(), 7.0 * static_cast<double>(others.numel()));
 }
 
-TEST(Weights, NothingIsCopiedWhenItIsThereAlready) {
+TEST(Weights, NothingIsCopied) {
   auto net = std::make_shared<Net>();
   Weights weights = weights_of(*net, true);
-  weights.work(5).fill_(3);
-  weights.load(at::zeros_like(weights.truth()), 5);
+  auto where = [&] { return static_cast<const float*>(net->conv->weight.const_data_ptr()); };
+  EXPECT_EQ(where(), weights.truth().const_data_ptr<float>());
+  at::Tensor others = at::zeros_like(weights.truth());
+  weights.show(others);
+  EXPECT_EQ(where(), others.const_data_ptr<float>());
+  others.fill_(3);
   EXPECT_EQ(net->linear->bias[0].item<float>(), 3);
-  weights.load(at::zeros_like(weights.truth()), 6);
-  EXPECT_EQ(net->linear->bias[0].item<float>(), 0);
 }
 
-TEST(Weights, AStepOfTheMastersIsSeenByTheModuleOnlyWhenItIsLoaded) {
+TEST(Weights, WhatIsShownLivesAsLongAsTheModule) {
+  auto net = std::make_shared<Net>();
+  {
+    Weights weights = weights_of(*net, true);
+    weights.show(at::full_like(weights.truth(), 5));
+  }
+  at::Tensor other = at::zeros({1 << 12});  // would take the memory, were it free
+  EXPECT_EQ(net->linear->weight.sum().item<float>(), 5 * 60);
+}
+
+TEST(Weights, AStepOfTheMastersIsSeenByTheModuleOnlyIfTheTrueOnesAreShown) {
   for (bool apart : {false, true}) {
     auto net = std::make_shared<Net>();
     Weights weights = weights_of(*net, apart);
     net->forward(torch::randn({1, 2, 4, 4})).sum().backward();
     at::Tensor before = net->linear->bias.detach().clone();
+    if (apart) weights.show(weights.truth().clone());
     torch::optim::SGD sgd(weights.masters(), 0.5);
     sgd.step();
     EXPECT_EQ(at::equal(net->linear->bias.detach(), before), apart);
-    weights.load_truth(1);
+    weights.show_truth();
     EXPECT_TRUE(at::allclose(net->linear->bias.detach(), before - 0.5)) << "the gradient of a sum is one";
   }
 }

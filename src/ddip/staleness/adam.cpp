@@ -8,7 +8,7 @@ namespace {
 class Adaptive : public Policy {
  public:
   explicit Adaptive(bool second_decays) : second_decays_(second_decays) {}
-  Needs needs(const Optimizer& /*optimizer*/) const override { return {.forward_weights = true}; }
+  Needs needs(const Optimizer& /*optimizer*/) const override { return {.forward_weights = true, .steady = true}; }
 
   bool before_forward(const Optimizer& optimizer, const Moment& moment, at::Tensor& out) override {
     if (moment.staleness == 0 || optimizer.steps == 0) return false;

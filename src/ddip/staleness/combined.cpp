@@ -9,10 +9,11 @@ class Combined : public Policy {
   explicit Combined(std::vector<std::unique_ptr<Policy>> parts) : parts_(std::move(parts)) {}
 
   Needs needs(const Optimizer& optimizer) const override {
-    Needs all;
+    Needs all{.steady = true};
     for (const auto& part : parts_) {
       const Needs one = part->needs(optimizer);
       all.forward_weights |= one.forward_weights;
+      all.steady &= one.steady || !one.forward_weights;
       all.backward_weights |= one.backward_weights;
       all.stash |= one.stash;
       all.pending |= one.pending;

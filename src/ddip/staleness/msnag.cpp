@@ -7,7 +7,7 @@ namespace {
 
 class Msnag : public Policy {
  public:
-  Needs needs(const Optimizer& /*optimizer*/) const override { return {.forward_weights = true}; }
+  Needs needs(const Optimizer& /*optimizer*/) const override { return {.forward_weights = true, .steady = true}; }
 
   bool before_forward(const Optimizer& optimizer, const Moment& moment, at::Tensor& out) override {
     if (moment.staleness == 0) return false;

@@ -37,6 +37,7 @@ struct Step {
 // What the executor has to keep or to make for a policy. What is not asked for costs nothing.
 struct Needs {
   bool forward_weights = false;      // before_forward may write weights
+  bool steady = false;               // before_forward writes the same until the next STEP, at equal staleness
   bool backward_weights = false;     // before_backward may write weights
   bool stash = false;                // the backward uses the weights of its forward
   bool pending = false;              // reads φ

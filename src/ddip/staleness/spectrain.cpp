@@ -9,7 +9,7 @@ namespace {
 class Spectrain : public Policy {
  public:
   Needs needs(const Optimizer& /*optimizer*/) const override {
-    return {.forward_weights = true, .backward_weights = true};
+    return {.forward_weights = true, .steady = true, .backward_weights = true};
   }
 
   bool before_forward(const Optimizer& optimizer, const Moment& moment, at::Tensor& out) override {
