@@ -1,10 +1,14 @@
-"""A pipeline beside torch.distributed.pipelining: the same model, the same schedule, the same two ranks, in turn.
+"""A pipeline beside torch.distributed.pipelining: the same model, the same schedule, the same ranks, in turn.
 
 16 × (Linear 512 → 512, GELU), 8 micro-batches of 32, SGD with momentum, one thread on each rank. The peer runs on Gloo and on our own
-c10d backend. Times are those of one batch (forwards, backwards, step), of five that are asked for together.
+c10d backend. Times are those of one batch (forwards, backwards, step), of five that are asked for together. Two stages as `pipeline`,
+four as `pipeline_four`, the latter only where each rank has a core for itself and one for the threads that carry its messages.
 """
 
 from __future__ import annotations
+
+import os
+import sys
 
 from table import Table
 
@@ -18,18 +22,19 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe, Schedule1
 torch.set_num_threads(1)
 dist.init_process_group("ddip")
 groups = {"gloo": dist.new_group(backend="gloo"), "ddip": dist.group.WORLD}
-M, SIZE, WIDTH, TOGETHER = 8, 32, 512, 5
+M, SIZE, WIDTH, LAYERS, TOGETHER = 8, 32, 512, 16, 5
+STAGES = ddip.world_size()
 
-def layers(count):
+def whole():
     torch.manual_seed(0)
     parts = []
-    for _ in range(count):
+    for _ in range(LAYERS):
         parts += [torch.nn.Linear(WIDTH, WIDTH), torch.nn.GELU()]
     return torch.nn.Sequential(*parts)
 
-def halves():
-    whole = layers(16)
-    return [torch.nn.Sequential(*list(whole)[:16]), torch.nn.Sequential(*list(whole)[16:])]
+def stages():
+    parts, size = list(whole()), 2 * LAYERS // STAGES
+    return [torch.nn.Sequential(*parts[stage * size:(stage + 1) * size]) for stage in range(STAGES)]
 
 def loss(out, y):
     return torch.nn.functional.mse_loss(out, y)
@@ -41,21 +46,23 @@ torch.manual_seed(1)
 x, y = torch.randn(M * SIZE, WIDTH), torch.randn(M * SIZE, WIDTH)
 
 def theirs(schedule, group):
-    module = halves()[ddip.rank()]
-    stage = PipelineStage(module, ddip.rank(), 2, torch.device("cpu"), group=groups[group])
+    module = stages()[ddip.rank()]
+    stage = PipelineStage(module, ddip.rank(), STAGES, torch.device("cpu"), group=groups[group])
     run = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[schedule](stage, n_microbatches=M, loss_fn=loss)
     optimizer = sgd(module.parameters())
     def batch():
         optimizer.zero_grad()
         if ddip.rank() == 0:
             run.step(x)
-        else:
+        elif ddip.rank() == STAGES - 1:
             run.step(target=y, losses=[])
+        else:
+            run.step()
         optimizer.step()
     return lambda: [batch() for _ in range(TOGETHER)]
 
 def pipeline(schedule, **options):
-    return ddip.Pipeline(halves(), loss=loss, optimizer=sgd, schedule=schedule, micro_batches=M, **options)
+    return ddip.Pipeline(stages(), loss=loss, optimizer=sgd, schedule=schedule, micro_batches=M, **options)
 
 def ours(schedule, **options):
     pipe = pipeline(schedule, **options)
@@ -74,11 +81,11 @@ def in_turn(sides, repeats):
     return times
 
 def alone(repeats):
-    # One rank does everything; the other waits.
+    # One rank does everything; the others wait.
     ddip.comm().barrier()
     times = []
     if ddip.rank() == 0:
-        model = layers(16)
+        model = whole()
         optimizer = sgd(model.parameters())
         for turn in range(repeats + 2):
             begun = time.perf_counter()
@@ -100,18 +107,18 @@ def long_run(schedule, batches, **options):
 """
 
 
-def measure(table: Table, quick: bool) -> None:
+def measure(table: Table, quick: bool, stages: int = 2) -> None:
     repeats = 5 if quick else 25
-    with ddip.Group(workers=2, threads=1, name="bench-pipeline") as group:
+    with ddip.Group(workers=stages, threads=1, name=f"bench-pipeline-{stages}") as group:
         group.run(SETUP)
         single = group.run(f"alone({repeats})")[0].value
         for schedule in ("gpipe", "1f1b"):
             for backend in ("gloo", "ddip"):
-                both = group.run(f"in_turn([ours({schedule!r}), theirs({schedule!r}, {backend!r})], {repeats})")[
-                    0
-                ].value
+                print(f"  {schedule}, {stages} stages, beside torch's on {backend}", file=sys.stderr, flush=True)
+                sides = f"[ours({schedule!r}), theirs({schedule!r}, {backend!r})]"
+                both = group.run(f"in_turn({sides}, {repeats})")[0].value
                 target = TARGETS[schedule] if backend == "gloo" else "≥ 1.0×"
-                table.add(f"{schedule}, 2 stages, beside torch's on {backend}", both[0], both[1], "ms", target)
+                table.add(f"{schedule}, {stages} stages, beside torch's on {backend}", both[0], both[1], "ms", target)
         table.add("the same batch in one process", single, None, "ms", "")
         batches = 5 if quick else 40
         for schedule, staleness in (
@@ -120,15 +127,25 @@ def measure(table: Table, quick: bool) -> None:
             ("async_1f1b", "msnag"),
             ("async_1f1b", "stash"),
         ):
-            both = [result.value for result in group.run(f"long_run({schedule!r}, {batches}, staleness={staleness!r})")]
-            seconds = max(one[0] for one in both)
-            slowest = max(one[1] for one in both)
+            print(f"  {schedule} {staleness}, {batches} batches", file=sys.stderr, flush=True)
+            found = [
+                result.value for result in group.run(f"long_run({schedule!r}, {batches}, staleness={staleness!r})")
+            ]
+            seconds = max(one[0] for one in found)
+            slowest = max(one[1] for one in found)
             table.say(
-                f"{schedule} {staleness}, {batches} batches in one run",
+                f"{schedule} {staleness}, {stages} stages, {batches} batches in one run",
                 f"{seconds / batches * 1e3:.1f} ms a batch",
                 ratio=f"{slowest / seconds:.3f} of its slowest stage's compute",
                 target="≥ 0.95" if schedule == "async_1f1b" else "",
             )
 
 
-MEASURES = {"pipeline": measure}
+def measure_four(table: Table, quick: bool) -> None:
+    if len(os.sched_getaffinity(0)) >= 8:
+        measure(table, quick, stages=4)
+    else:
+        table.say("pipeline of 4 stages", "not measured: needs 8 cores")
+
+
+MEASURES = {"pipeline": measure, "pipeline_four": measure_four}
