@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
-
 from ddip.communicators import engine
+from torch import Tensor, nn
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "pipeline_weights.md"
 Weights = dict[str, Tensor]
