@@ -27,7 +27,6 @@ struct Part {
     const double t = static_cast<double>(optimizer.steps), more = decays ? static_cast<double>(k) : 0;
     return std::sqrt(std::pow(group.beta2, more) / (1.0 - std::pow(group.beta2, t + more)));
   }
-  at::Tensor denominator(double scale) const { return nearest_root(second).mul_(scale).add_(group.eps); }
 };
 
 // All n steps in one: A and S by recurrence, then one pass over memory.
@@ -49,34 +48,27 @@ void write_at_once(const Part& part, bool accumulates, at::Tensor& out) {
   fused_adaptive(out, part.weights, part.first, part.second, part.pending, coefficients);
 }
 
-// The second moment decays: each step has its own denominator.
-void write_with_decaying_second(const Part& part, at::Tensor& out) {
-  out.copy_(part.weights);
+// The second moment decays, so that each step has its own denominator, or L2 decay makes λŵ each step's gradient.
+void write_step_by_step(const Part& part, bool second_decays, at::Tensor& out) {
+  const Group& group = part.group;
+  const bool through_moments = part.decays_through_moments();
+  AdaptiveSteps by{.steps = {},
+                   .eps = group.eps,
+                   .first = group.beta1,
+                   .decay = (1.0 - group.beta1) * group.weight_decay,
+                   .pending = (1.0 - group.beta1) * part.pending_weight,
+                   .through_moments = through_moments,
+                   .moves_by_gradient = through_moments && part.optimizer.rule == Rule::nadam};
   double power = 1;
   for (size_t k = 1; k <= part.steps.size(); ++k) {
-    const double kept = part.kept(k - 1);
-    if (kept != 1) out.mul_(kept);
-    power = power * part.group.beta1;
-    const at::Tensor denominator = part.denominator(part.root_scale(k, true));
-    out.addcdiv_(part.first, denominator, -(part.steps[k - 1].moment * power));
+    const AdaptiveStep& step = part.steps[k - 1];
+    if (!through_moments) power = power * group.beta1;  // else the moments have it
+    by.steps.push_back({.kept = part.kept(k - 1),
+                        .root = part.root_scale(k, second_decays),
+                        .moment = -(step.moment * power),
+                        .gradient = -(group.weight_decay * step.gradient)});
   }
-}
-
-// L2 decay: each step's gradient is λŵ.
-void write_step_by_step(const Part& part, bool second_decays, bool accumulates, at::Tensor& out) {
-  const Group& group = part.group;
-  at::Tensor first = part.first.clone(), gradient, denominator;
-  out.copy_(part.weights);
-  for (size_t k = 1; k <= part.steps.size(); ++k) {
-    if (k == 1 || second_decays) denominator = part.denominator(part.root_scale(k, second_decays));
-    const bool moves_by_gradient = part.optimizer.rule == Rule::nadam;
-    if (moves_by_gradient) gradient = out.clone();
-    first.mul_(group.beta1).add_(out, (1.0 - group.beta1) * group.weight_decay);
-    if (accumulates && k == 1 && part.pending_weight != 0)
-      first.add_(part.pending, (1.0 - group.beta1) * part.pending_weight);
-    if (moves_by_gradient) out.addcdiv_(gradient, denominator, -(group.weight_decay * part.steps[k - 1].gradient));
-    out.addcdiv_(first, denominator, -part.steps[k - 1].moment);
-  }
+  fused_steps(out, part.weights, part.first, part.second, part.pending, by);
 }
 
 }  // namespace
@@ -115,10 +107,8 @@ void write_adaptive(const Optimizer& optimizer, const Moment& moment, const Adap
               .pending = options.with_pending ? slice_of(moment.pending, group) : at::Tensor(),
               .pending_weight = options.with_pending ? pending_weight(group, moment) : 0};
     at::Tensor to = slice_of(out, group);
-    if (part.decays_through_moments())
-      write_step_by_step(part, second_decays, options.with_pending, to);
-    else if (second_decays)
-      write_with_decaying_second(part, to);
+    if (part.decays_through_moments() || second_decays)
+      write_step_by_step(part, second_decays, to);
     else
       write_at_once(part, options.with_pending, to);
   }

@@ -3,6 +3,7 @@
 #include <ATen/TensorIterator.h>
 
 #include "ddip/base/error.h"
+#include "ddip/staleness/fused_cuda.h"
 #include "ddip/staleness/fused_kernels.h"
 
 namespace ddip::staleness {
@@ -44,14 +45,27 @@ void in_threads(const Kernel& kernel, at::Tensor& out, bool streaming) {
 }
 #endif
 
-}  // namespace
-
-bool runs_fused([[maybe_unused]] const at::Tensor& tensor) {
+bool on_processor([[maybe_unused]] const at::Tensor& tensor) {
 #ifdef DDIP_HAS_AVX2_KERNELS
   return processor_can() && tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.is_contiguous();
 #else
   return false;
 #endif
+}
+
+bool on_gpu(const at::Tensor& tensor) {
+  return tensor.is_cuda() && tensor.scalar_type() == at::kFloat && tensor.is_contiguous();
+}
+
+}  // namespace
+
+bool runs_fused(const at::Tensor& tensor) { return why_unfused(tensor).empty(); }
+
+std::string why_unfused(const at::Tensor& tensor) {
+  if (tensor.scalar_type() != at::kFloat) return "it is not fp32";
+  if (!tensor.is_contiguous()) return "it is not contiguous";
+  if (tensor.is_cuda()) return cuda::obstacle(tensor.device());
+  return on_processor(tensor) ? "" : "the processor has no AVX2 and FMA";
 }
 
 at::Tensor nearest_root(const at::Tensor& tensor) {
@@ -63,11 +77,12 @@ void fused_linear(at::Tensor& out, const at::Tensor& weights, const at::Tensor& 
                   const at::Tensor& all_pending, const Coefficients& by) {
   const at::Tensor velocity = term(all_velocity, by.velocity), pending = term(all_pending, by.pending);
 #ifdef DDIP_HAS_AVX2_KERNELS
-  if (runs_fused(out))
+  if (on_processor(out))
     return in_threads(avx2::Linear{floats(weights), floats(velocity), floats(pending), static_cast<float>(by.weights),
                                    static_cast<float>(by.velocity), static_cast<float>(by.pending)},
                       out, out.numel() >= kStreamingFrom);
 #endif
+  if (on_gpu(out) && cuda::linear(out, weights, velocity, pending, by)) return;
   if (by.weights == 1 && velocity.defined()) {  // the common case in one launch
     at::add_out(out, weights, velocity, by.velocity);
   } else {
@@ -83,13 +98,14 @@ void fused_adaptive(at::Tensor& out, const at::Tensor& weights, const at::Tensor
   if (by.moved == 0) return fused_linear(out, weights, {}, {}, {.weights = by.weights});
   const at::Tensor pending = term(all_pending, by.pending);
 #ifdef DDIP_HAS_AVX2_KERNELS
-  if (runs_fused(out))
+  if (on_processor(out))
     return in_threads(
         avx2::Adaptive{floats(weights), floats(first), floats(second), floats(pending), static_cast<float>(by.weights),
                        static_cast<float>(by.moved), static_cast<float>(by.root), static_cast<float>(by.eps),
                        static_cast<float>(by.first), static_cast<float>(by.pending)},
         out, out.numel() >= kStreamingFrom);
 #endif
+  if (on_gpu(out) && cuda::adaptive(out, weights, first, second, pending, by)) return;
   at::Tensor moment = by.first == 1 ? first : first.mul(by.first);
   if (pending.defined()) moment = moment.add(pending, by.pending);
   const at::Tensor denominator = nearest_root(second).mul_(by.root).add_(by.eps);
@@ -100,11 +116,30 @@ void fused_adaptive(at::Tensor& out, const at::Tensor& weights, const at::Tensor
   }
 }
 
+void fused_steps(at::Tensor& out, const at::Tensor& weights, const at::Tensor& first, const at::Tensor& second,
+                 const at::Tensor& all_pending, const AdaptiveSteps& by) {
+  const at::Tensor pending = by.through_moments ? term(all_pending, by.pending) : at::Tensor();
+  if (on_gpu(out) && cuda::steps(out, weights, first, second, pending, by)) return;
+  at::Tensor moment = by.through_moments ? first.clone() : first, denominator, before;
+  out.copy_(weights);
+  for (size_t k = 0; k < by.steps.size(); ++k) {
+    const AdaptiveSteps::One& step = by.steps[k];
+    if (step.kept != 1) out.mul_(step.kept);
+    if (k == 0 || step.root != by.steps[k - 1].root) denominator = nearest_root(second).mul_(step.root).add_(by.eps);
+    if (by.moves_by_gradient) before = out.clone();
+    if (by.through_moments) moment.mul_(by.first).add_(out, by.decay);
+    if (pending.defined() && k == 0) moment.add_(pending, by.pending);
+    if (by.moves_by_gradient) out.addcdiv_(before, denominator, step.gradient);
+    out.addcdiv_(moment, denominator, step.moment);
+  }
+}
+
 void fused_gap(at::Tensor& gradient, const at::Tensor& now, const at::Tensor& used, const at::Tensor& unit) {
 #ifdef DDIP_HAS_AVX2_KERNELS
-  if (runs_fused(gradient))
+  if (on_processor(gradient))
     return in_threads(avx2::Gap{floats(gradient), floats(now), floats(used), floats(unit)}, gradient, false);
 #endif
+  if (on_gpu(gradient) && cuda::gap(gradient, now, used, unit)) return;
   gradient.div_(at::sub(now, used).abs_().div_(unit).add_(1.0));
 }
 

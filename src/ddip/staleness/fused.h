@@ -1,8 +1,12 @@
-// Element-wise updates in one pass over memory. On CPU in fp32 by our own vector code, in as many threads as torch has;
-// anywhere else by the torch operations that each comment names. Both give the same bits (tests/test_staleness.py).
-// Every tensor is flat, of one length, type and device; `out` overlaps nothing; a term whose coefficient is 0 or whose
-// tensor is undefined is left out.
+// Element-wise updates in one pass over memory, in fp32: on CPU by our own vector code, in as many threads as torch
+// has, on a GPU by kernels of our own; anywhere else by the torch operations that each comment names. All give the same
+// bits as those operations on the same device (CPU: tests/test_staleness.py, GPU: tests/test_gpu.py). Every tensor is
+// flat, of one length, type and device; `out` overlaps nothing; a term whose coefficient is 0 or whose tensor is
+// undefined is left out.
 #pragma once
+
+#include <string>
+#include <vector>
 
 #include "ddip/staleness/linear.h"
 
@@ -24,10 +28,26 @@ struct AdaptiveCoefficients {
 void fused_adaptive(at::Tensor& out, const at::Tensor& weights, const at::Tensor& first, const at::Tensor& second,
                     const at::Tensor& pending, const AdaptiveCoefficients& coefficients);
 
+// For each step: w.mul_(kept); before = w; denominator = nearest_root(u).mul_(root).add_(eps);
+// if through_moments: m = torch.mul(m, first).add_(w, alpha=decay), in the first step .add_(φ, alpha=pending);
+// if moves_by_gradient: w.addcdiv_(before, denominator, value=gradient); w.addcdiv_(m, denominator, value=moment).
+// One pass on a GPU only.
+struct AdaptiveSteps {
+  struct One {
+    double kept, root, moment, gradient;
+  };
+  std::vector<One> steps;
+  double eps, first, decay, pending;
+  bool through_moments, moves_by_gradient;
+};
+void fused_steps(at::Tensor& out, const at::Tensor& weights, const at::Tensor& first, const at::Tensor& second,
+                 const at::Tensor& pending, const AdaptiveSteps& by);
+
 // gradient /= torch.sub(now, used).abs_().div_(unit).add_(1)
 void fused_gap(at::Tensor& gradient, const at::Tensor& now, const at::Tensor& used, const at::Tensor& unit);
 
-// Whether the vector code serves this tensor: for tests and benchmarks.
+// Why it is torch's operations that serve this tensor; empty where it is code of our own. For tests and benchmarks.
+std::string why_unfused(const at::Tensor& tensor);
 bool runs_fused(const at::Tensor& tensor);
 
 }  // namespace ddip::staleness
