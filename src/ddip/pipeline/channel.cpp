@@ -1,7 +1,7 @@
 #include "ddip/pipeline/channel.h"
 
-#include <cstdlib>
-#include <new>
+#include <cstring>
+#include <mutex>
 
 #include "ddip/base/error.h"
 
@@ -14,17 +14,12 @@ at::Tensor bytes_of(const std::shared_ptr<std::byte>& memory, size_t bytes) {
   return at::from_blob(memory.get(), {static_cast<int64_t>(bytes)}, [memory](void*) {}, at::kByte);
 }
 
-constexpr std::align_val_t kAlignment{64};
-
 }  // namespace
 
 struct FramePool::Free {
   std::mutex mutex;
   size_t bytes = 0;
-  std::vector<std::byte*> frames;
-  ~Free() {
-    for (std::byte* frame : frames) ::operator delete(frame, kAlignment);
-  }
+  std::vector<at::Tensor> frames;
 };
 
 std::shared_ptr<std::byte> FramePool::take(size_t bytes) {
@@ -32,28 +27,31 @@ std::shared_ptr<std::byte> FramePool::take(size_t bytes) {
     free_ = std::make_shared<Free>();
     free_->bytes = bytes;
   }
-  std::byte* frame = nullptr;
+  at::Tensor frame;
   {
     std::lock_guard lock(free_->mutex);
     if (!free_->frames.empty()) {
-      frame = free_->frames.back();
+      frame = std::move(free_->frames.back());
       free_->frames.pop_back();
     }
   }
-  if (!frame) frame = static_cast<std::byte*>(::operator new(bytes, kAlignment));
-  return {frame, [free = free_](std::byte* used) {
+  if (!frame.defined())
+    frame = at::empty({static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).pinned_memory(pinned_));
+  auto* memory = reinterpret_cast<std::byte*>(frame.mutable_data_ptr<uint8_t>());
+  return {memory, [free = free_, frame](std::byte*) {
             std::lock_guard lock(free->mutex);
-            free->frames.push_back(used);
+            free->frames.push_back(frame);
           }};
 }
 
 // --- Sender
 
-Sender::Sender(std::shared_ptr<tensors::Communicator> ranks, Address address, int frames)
+Sender::Sender(std::shared_ptr<tensors::Communicator> ranks, Address address, int frames, bool pinned)
     : ranks_(std::move(ranks)),
       address_(address),
       frames_(static_cast<size_t>(std::max(frames, 1))),
-      completions_(*ranks_) {}
+      completions_(*ranks_),
+      pool_(pinned) {}
 
 void Sender::start(std::shared_ptr<std::byte> memory, size_t bytes, int tag) {
   auto work = ranks_->start_send(bytes_of(memory, bytes), address_.peer, address_.tag + tag);
@@ -106,11 +104,12 @@ void Sender::level(int64_t posted, const Poll& poll) {
 
 // --- Receiver
 
-Receiver::Receiver(std::shared_ptr<tensors::Communicator> ranks, Address address, int frames)
+Receiver::Receiver(std::shared_ptr<tensors::Communicator> ranks, Address address, int frames, bool pinned)
     : ranks_(std::move(ranks)),
       address_(address),
       frames_(static_cast<size_t>(std::max(frames, 1))),
-      completions_(*ranks_) {}
+      completions_(*ranks_),
+      pool_(pinned) {}
 
 Receiver::Posted Receiver::start(size_t bytes, int tag) {
   FramePool once;

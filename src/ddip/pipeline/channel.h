@@ -17,12 +17,14 @@ namespace ddip::pipeline {
 // Frames of one size that are used again when nobody looks at them any more.
 class FramePool {
  public:
-  // Null until the size is known.
+  // `pinned`: a GPU copies to and from it, several times as fast as other memory.
+  explicit FramePool(bool pinned = false) : pinned_(pinned) {}
   std::shared_ptr<std::byte> take(size_t bytes);
 
  private:
   struct Free;
-  std::shared_ptr<Free> free_;
+  const bool pinned_;
+  std::shared_ptr<Free> free_;  // null until the size is known
 };
 
 // Where a channel's messages are told apart from others'.
@@ -34,8 +36,8 @@ constexpr int kTagsOfAChannel = 3;
 
 class Sender {
  public:
-  // At most `frames` messages are under way.
-  Sender(std::shared_ptr<tensors::Communicator> ranks, Address address, int frames);
+  // At most `frames` messages are under way. `pinned`: their tensors are a GPU's.
+  Sender(std::shared_ptr<tensors::Communicator> ranks, Address address, int frames, bool pinned);
 
   // Waits only if all frames are under way.
   void send(const Message& message, const Poll& poll);
@@ -69,7 +71,7 @@ class Sender {
 
 class Receiver {
  public:
-  Receiver(std::shared_ptr<tensors::Communicator> ranks, Address address, int frames);
+  Receiver(std::shared_ptr<tensors::Communicator> ranks, Address address, int frames, bool pinned);
 
   // So many messages will come before the next call: receives for them are posted as far as there are frames.
   void expect(int64_t messages) { expected_ += messages; }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <utility>
@@ -89,12 +90,13 @@ Executor::Executor(std::shared_ptr<tensors::Communicator> ranks, std::vector<Sta
   const int tags = first_tag(*ranks_, static_cast<int>(links.size()) * kTagsOfAChannel + 1);
   const int me = ranks_->rank();
   std::set<int> neighbours;
+  const bool gpu = std::ranges::any_of(stages_, [](const Stage& stage) { return stage.device.is_cuda(); });
   for (size_t number = 0; number < links.size(); ++number) {
     const auto& [from, to, frames] = links[number];
     if (from == to || (me != from && me != to)) continue;
     int tag = tags + 1 + static_cast<int>(number) * kTagsOfAChannel;
-    if (me == from) senders_.try_emplace(number, ranks_, Address{to, tag}, frames);
-    if (me == to) receivers_.try_emplace(number, ranks_, Address{from, tag}, frames);
+    if (me == from) senders_.try_emplace(number, ranks_, Address{to, tag}, frames, gpu);
+    if (me == to) receivers_.try_emplace(number, ranks_, Address{from, tag}, frames, gpu);
     neighbours.insert(me == from ? to : from);
   }
   alarms_ = std::make_unique<Alarms>(ranks_, std::vector<int>(neighbours.begin(), neighbours.end()), tags);
@@ -128,6 +130,8 @@ bool Executor::is_local(int edge) const {
   return arrangement_.rank_of_stage.at(static_cast<size_t>(ends.from)) ==
          arrangement_.rank_of_stage.at(static_cast<size_t>(ends.to));
 }
+
+bool Executor::reads_twice() const { return arrangement_.rank_of_stage.front() != arrangement_.rank_of_stage.back(); }
 
 size_t Executor::link_of(const Action& action) const {
   return wiring_.edge(replica_, schedule::channel_of(action.edge, action.direction == Direction::gradient));
@@ -272,7 +276,7 @@ void Executor::take_inputs(const Action& action, Flight& now) {
   if (here.incoming.empty()) {
     Sample sample = here.input(action.micro_batch);
     now.samples = sample.count;
-    if (sample.count > 0) now.fingerprint = fingerprint(sample.value);
+    if (sample.count > 0 && reads_twice()) now.fingerprint = fingerprint(sample.value);
     now.inputs = {to_device(sample.value, here.device)};
     return;
   }
@@ -344,7 +348,7 @@ void Executor::forward(const Action& action, Done& done) {
   if (now.samples == 0) {
     if (here.loss) now.loss_count = 0;
   } else {
-    if (here.loss && here.input && !here.incoming.empty()) {
+    if (here.loss && here.input && !here.incoming.empty() && reads_twice()) {
       Sample own = here.input(action.micro_batch);
       if (own.count != now.samples || fingerprint(own.value) != now.fingerprint)
         throw ConfigError(fmt::format(

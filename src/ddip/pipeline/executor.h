@@ -74,6 +74,8 @@ class Executor {
 
   Stage& stage(int index);
   Flight& flight(const schedule::Action& action) { return flights_[{action.stage, action.micro_batch}]; }
+  // Whether the first and the last stage read the samples on ranks of their own, which must agree.
+  bool reads_twice() const;
   bool is_local(int edge) const;
   size_t link_of(const schedule::Action& action) const;
   void execute(const schedule::Action& action, Done& done);

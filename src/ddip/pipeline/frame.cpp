@@ -19,8 +19,17 @@ size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kA
 // A tensor whose bytes can be copied as they lie, with its strides: channels-last stays channels-last.
 at::Tensor in_one_piece(const at::Tensor& tensor) {
   at::Tensor here = tensor.detach();
-  if (!here.device().is_cpu()) here = here.cpu();
   return here.is_non_overlapping_and_dense() ? here : here.contiguous();
+}
+
+void put_bytes(const at::Tensor& tensor, std::byte* out) {
+  if (tensor.nbytes() == 0) return;
+  if (tensor.is_cpu()) {
+    std::memcpy(out, tensor.const_data_ptr(), tensor.nbytes());
+  } else {  // without another copy on the way
+    at::Tensor flat = tensor.as_strided({tensor.numel()}, {1});
+    at::from_blob(out, flat.sizes(), flat.options().device(at::kCPU)).copy_(flat);
+  }
 }
 
 void put_header(const Header& header, std::byte* out) {
@@ -59,7 +68,7 @@ void write_body(const Packed& packed, std::byte* out) {
   std::memcpy(out, packed.structure.data(), packed.structure.size());
   out += aligned(packed.structure.size());
   for (const at::Tensor& tensor : packed.tensors) {
-    if (tensor.nbytes() > 0) std::memcpy(out, tensor.const_data_ptr(), tensor.nbytes());
+    put_bytes(tensor, out);
     out += aligned(tensor.nbytes());
   }
 }
