@@ -1,4 +1,5 @@
-"""Bytes that each staleness policy's prediction moves per second, beside torch's copy_ of as many bytes, in turn.
+"""Bytes that each staleness policy's prediction moves per second, beside torch's copy_ of as many bytes, in turn. Says
+first whether code of our own serves the device, and if not, why. (Adam's L2 decay: on a GPU only.)
 
 python benchmarks/prediction.py [--device cuda] [--count 16777216] [--rounds 20]
 """
@@ -26,6 +27,7 @@ POLICIES = {
     "adamw": ("adamw", {"weight_decay": 0.01}, 4),
     "nadam": ("nadam", {}, 4),
     "aggmsnag of Adam": ("adam", {}, 5),
+    "adam, L2 decay": ("adam", {"weight_decay": 0.01}, 4),
     "gap_aware": ("sgd", {"momentum": 0.9}, 5),
 }
 TARGET = 0.7
@@ -69,6 +71,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1 << 24, help="weights of a stage")
     parser.add_argument("--rounds", type=int, default=20)
     asked = parser.parse_args()
+    why = engine.why_unfused(torch.ones(1, device=asked.device))
+    print(f"Predictions by {f'torch operations: {why}' if why else 'code of our own'}.")
     table = Table()
     for name, (_, _, tensors) in POLICIES.items():
         ours = prediction(name, asked.count, asked.device)

@@ -59,9 +59,9 @@ class Steps(ctypes.Structure):
 
 def test_structures_have_the_places_that_the_host_gives_them() -> None:
     # src/ddip/staleness/fused_cuda_test.cpp has the same numbers.
-    assert [getattr(Range, name).offset for name, _ in Range._fields_] == [0, 8, 16]
-    assert [getattr(Step, name).offset for name, _ in Step._fields_] == [0, 4, 8, 12]
-    assert [getattr(Steps, name).offset for name, *_ in Steps._fields_] == [0, *range(1024, 1049, 4)]
+    assert [getattr(Range, field[0]).offset for field in Range._fields_] == [0, 8, 16]
+    assert [getattr(Step, field[0]).offset for field in Step._fields_] == [0, 4, 8, 12]
+    assert [getattr(Steps, field[0]).offset for field in Steps._fields_] == [0, *range(1024, 1049, 4)]
 
 
 @pytest.fixture(scope="module")

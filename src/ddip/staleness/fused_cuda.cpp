@@ -79,7 +79,7 @@ bool launch(const char* name, at::Tensor& out, const std::array<at::Tensor, coun
       kernels->launch(name, std::max(range.fours, range.count - 4 * range.fours), to, range, pointers[index + 1]...,
                       arguments...);
     }(std::make_index_sequence<count>());
-  } catch (const ConfigError& error) {
+  } catch (const std::exception& error) {
     devices().give_up(out.device(), error.what());
     return false;
   }
