@@ -189,9 +189,9 @@ void bind_staleness(py::module_& module) {
   module.def("policy_names", &policy_names);
   module.def("auto_policy", &auto_policy, py::arg("rule"));
   module.def("nesterov_beta1", &nesterov_beta1, py::arg("beta"), py::arg("versions"), py::arg("stages"));
-  module.def("runs_fused", &runs_fused, py::arg("tensor"));
+  module.def("runs_fused", &runs_fused, py::arg("tensor"), Released());
   module.def("why_unfused", &why_unfused, py::arg("tensor"),
-             "Why torch's operations serve this tensor; empty where code of our own does");
+             "Why torch's operations serve this tensor; empty where code of our own does", Released());
   module.def(
       "gap_figures",
       [](const at::Tensor& at_forward, const at::Tensor& used, const at::Tensor& at_backward) {
