@@ -123,6 +123,17 @@ def test_memory_and_descriptors_stay_as_they_are_over_ten_thousand_micro_batches
     assert growth > 1.0, "a leak is seen"
 
 
+@pytest.mark.parametrize("leaks", [False, True], ids=["as it is", "a leak is seen"])
+def test_what_a_run_notes_of_a_micro_batch_is_small(leaks: bool) -> None:
+    """In workers of its own: what others have given back would be used first."""
+    with ddip.Group(workers=2, name="pipeline-long") as group:
+        group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport torch, ddip, pipelines as p")
+        results = group.run(f"p.one_long_run(1250, 1000, {'[p.mlp(2)[0], p.Leaks()]' if leaks else None})")
+    grown = [result.value[0] for result in results]
+    assert grown[1] > 1.0 if leaks else max(grown) < 0.5, f"KiB for each micro-batch, until the run ends: {grown}"
+    assert all(result.value[1] < 1.0 for result in results), "what the report keeps of it, in KiB"
+
+
 def test_stop_ends_all_stages_within_a_second_and_leaves_them_usable(two: ddip.Group, tmp_path: Path) -> None:
     two.run(
         "class Touches(torch.nn.Module):\n"

@@ -191,9 +191,11 @@ class Recorded:
             for k in numbers
         ]
 
-    def newest_losses(self, count: int) -> tuple[list[tuple[int, Any]], list[float]]:
+    def newest_losses(self, count: int) -> SimpleNamespace:
         numbers = range(max(0, self.count - count), self.count)
-        return [(k, torch.tensor(4.0 * k)) for k in numbers], [2.0] * len(numbers)
+        return SimpleNamespace(
+            micro_batch=self.count - 1, sum=torch.tensor(4.0 * sum(numbers)), count=2.0 * len(numbers)
+        )
 
 
 @pytest.fixture

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import xml.etree.ElementTree as ElementTree
 from typing import Any
 
 import pytest
 from ddip.pipeline.memory import Memory, readable
 from ddip.pipeline.report import Report, StageTimes, on_one_clock
+from ddip.pipeline.rows import Rows
 
 pytest.importorskip("torch")
 
@@ -88,9 +90,24 @@ def test_sizes_are_readable(size: int, said: str) -> None:
     assert readable(size) == said
 
 
+def test_rows_read_like_the_list_that_they_were_made_of_and_are_small() -> None:
+    rows = [
+        {**row(k % 2, kind, k, 0.5 * k, 0.5 * k + 0.25), "replica": k % 3}
+        for k, kind in enumerate(["send", "step"] * 500)
+    ]
+    made, others = Rows.of(rows[:10]), [{**row(1, "step", 7, 1.0, 2.0), "replica": 1, "direction": "gradient"}]
+    assert list(made) == rows[:10] and made[-1] == rows[9] and made[2:4] == rows[2:4] and len(made) == 10
+    made.extend(Rows.of(others), later=0.5)  # its words have other numbers
+    assert list(made) == [*rows[:10], {**others[0], "begin": 1.5, "end": 2.5}]
+    with pytest.raises(IndexError):
+        made[11]
+    assert pickle.loads(pickle.dumps(made))[10] == made[10]
+    assert len(pickle.dumps(Rows.of(rows))) < 64 * len(rows), "bytes each"
+
+
 def test_ranks_of_one_machine_are_on_one_clock() -> None:
-    def part(rank: int, start: float, machine: str) -> tuple[list[dict[str, Any]], float, str]:
-        return [row(rank, "forward", 0, 0.5, 1.0)], start, machine
+    def part(rank: int, start: float, machine: str) -> tuple[Rows, float, str]:
+        return Rows.of([row(rank, "forward", 0, 0.5, 1.0) | {"replica": 0}]), start, machine
 
     rows = on_one_clock([part(0, 100.25, "a"), part(1, 100.0, "a"), part(2, 7.0, "b")])
     assert [(one["begin"], one["end"]) for one in rows] == [(0.75, 1.25), (0.5, 1.0), (0.5, 1.0)]

@@ -84,10 +84,10 @@ void bind_weights(py::module_& module) {
       .def("settle", &Versions::settle, Released());
 }
 
-template <typename T>
-std::vector<T> last_of(const std::vector<T>& all, size_t count) {
-  return {all.end() - static_cast<std::ptrdiff_t>(std::min(count, all.size())), all.end()};
-}
+// Reads like a list of Done, each made when it is looked at: all of them at once would be a GiB of a long run.
+struct RecordActions {
+  const Record* record;
+};
 
 void bind_records(py::module_& module) {
   py::class_<Used>(module, "Used")
@@ -123,21 +123,40 @@ void bind_records(py::module_& module) {
       .def_readonly("read", &Done::read)
       .def_readonly("split", &Done::split)
       .def_readonly("stepped", &Done::stepped);
+  py::class_<RecordActions>(module, "RecordActions")
+      .def("__len__", [](const RecordActions& self) { return self.record->size(); })
+      .def("__getitem__", [](const RecordActions& self, size_t place) {
+        if (place >= self.record->size()) throw py::index_error();
+        return self.record->at(place);
+      });
+  py::class_<Losses::Newest>(module, "NewestLosses")
+      .def_readonly("micro_batch", &Losses::Newest::micro_batch)
+      .def_readonly("sum", &Losses::Newest::sum)
+      .def_readonly("count", &Losses::Newest::count);
   py::class_<Record>(module, "Record")
       .def_readonly("start", &Record::start)
-      .def_readonly("actions", &Record::actions)
+      .def_property_readonly(
+          "actions", py::cpp_function([](const Record& self) { return RecordActions{&self}; }, py::keep_alive<0, 1>()))
       // The last ones: all of them, again and again, would take too long.
       .def(
-          "newest_actions", [](const Record& self, size_t count) { return last_of(self.actions, count); },
-          py::arg("count"))
-      .def(
-          "newest_losses",
+          "newest_actions",
           [](const Record& self, size_t count) {
-            return std::pair(last_of(self.losses, count), last_of(self.loss_counts, count));
+            std::vector<Done> found;
+            for (size_t place = self.size() - std::min(count, self.size()); place < self.size(); ++place)
+              found.push_back(self.at(place));
+            return found;
           },
           py::arg("count"))
-      .def_readonly("losses", &Record::losses)
-      .def_readonly("loss_counts", &Record::loss_counts)
+      .def(
+          "newest_losses", [](const Record& self, size_t count) { return self.losses.newest(count); }, py::arg("count"))
+      .def_property_readonly("losses",
+                             [](const Record& self) {
+                               std::vector<std::tuple<int64_t, double, double>> found;
+                               for (const auto& [micro_batch, sum, count] : self.losses.all())
+                                 found.emplace_back(micro_batch, sum, count);
+                               return found;
+                             })
+      .def_property_readonly("bytes", &Record::bytes)
       .def_readonly("bytes_sent", &Record::bytes_sent)
       .def_readonly("whole_backwards", &Record::whole_backwards);
 }
@@ -217,7 +236,8 @@ void bind_pipeline(py::module_& module) {
             return self.run(actions.list, options);
           },
           py::arg("actions"), py::kw_only(), py::arg("training") = true, py::arg("seed") = 0,
-          py::arg("first_micro_batch") = 0, py::arg("step_size") = 0, py::arg("progress") = py::none());
+          py::arg("first_micro_batch") = 0, py::arg("step_size") = 0, py::arg("progress") = py::none(),
+          py::keep_alive<0, 2>());  // the record speaks of the actions
 }
 
 }  // namespace ddip::bindings

@@ -4,10 +4,11 @@ stages, a slice for each action, an arrow for each message."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 
-def chrome_trace(trace: list[dict[str, Any]]) -> str:
+def chrome_trace(trace: Sequence[dict[str, Any]]) -> str:
     """The JSON of Trace Event Format."""
     stages = sorted({(row["rank"], row["stage"]) for row in trace})
     # From 1 on, and no thread's number twice: viewers take 0 for the system's idle task, and one number for one thread.
@@ -36,7 +37,7 @@ def named(what: str, name: str, order: int, place: dict[str, int]) -> list[dict[
     ]
 
 
-def arrows(trace: list[dict[str, Any]], threads: dict[tuple[int, int], int]) -> list[dict[str, Any]]:
+def arrows(trace: Sequence[dict[str, Any]], threads: dict[tuple[int, int], int]) -> list[dict[str, Any]]:
     """From each SEND to the RECV that took it."""
     ends: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for row in trace:

@@ -254,9 +254,8 @@ class Pipeline:
         times = [times_of(record, stage.index, self.ranks.rank) for stage in self._stages]
         for one in times:
             one.memory, one.copies_kept = memory_of(self, one.stage, record.actions)
-        losses = [(k, float(loss), count) for (k, loss), count in zip(record.losses, record.loss_counts, strict=True)]
         clocked = rows_of(record, self.ranks.rank, self.replica), record.start, this_machine()
-        everything = gather_objects((times, losses, clocked), self.ranks)
+        everything = gather_objects((times, record.losses, clocked), self.ranks)
         sums, counts = [0.0] * batches, [0.0] * batches
         for _, found, _ in everything:
             for micro_batch, loss, count in found:
@@ -266,7 +265,7 @@ class Pipeline:
         trace = on_one_clock([clocked for _, _, clocked in everything])
         return Report(
             [total / count if count else 0.0 for total, count in zip(sums, counts, strict=True)],
-            stages, max((row["end"] for row in trace), default=0.0), trace,
+            stages, max(trace.column("end"), default=0.0), trace,
         )  # fmt: skip
 
     def recomputes(self, index: int) -> bool:

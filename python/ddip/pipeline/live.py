@@ -59,25 +59,24 @@ class Live:
         self._publish(update=True)
 
     def _take(self, record: Any) -> None:
-        newest = record.newest_actions(ACTIONS)
-        self._state.update(start=record.start, seconds=newest[-1].end, cut=len(newest) == ACTIONS)
+        done = record.newest_actions(ACTIONS)
+        self._state.update(start=record.start, seconds=done[-1].end, cut=len(done) == ACTIONS)
         self._state["actions"] = [
             [
-                done.action.kind, done.action.stage, done.action.micro_batch, round(done.begin, 6), round(done.end, 6),
-                done.action.staleness,
+                one.action.kind, one.action.stage, one.action.micro_batch, round(one.begin, 6), round(one.end, 6),
+                one.action.staleness,
             ]
-            for done in newest
-            if done.action.kind in KINDS
+            for one in done
+            if one.action.kind in KINDS
         ]  # fmt: skip
         # On a GPU the newest loss is still being computed; what was asked for the last time is here by now.
         if self._staged:
             micro_batch, total, count = self._staged
             self._add(micro_batch, float(total) / count)
-        losses, counts = record.newest_losses(LOSSES)
+        newest = record.newest_losses(LOSSES)
         self._staged = None
-        if losses and sum(counts) > 0:
-            together = torch.stack([loss for _, loss in losses]).sum()
-            self._staged = losses[-1][0], together.to("cpu", non_blocking=True), sum(counts)
+        if newest.count > 0:
+            self._staged = newest.micro_batch, newest.sum.to("cpu", non_blocking=True), newest.count
 
     def _add(self, micro_batch: int, loss: float) -> None:
         losses = self._state["losses"]

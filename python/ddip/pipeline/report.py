@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from ddip.pipeline.chrome_trace import chrome_trace
 from ddip.pipeline.memory import Memory, readable
+from ddip.pipeline.rows import Rows
 from ddip.pipeline.timeline import KINDS, timeline
 
 COMPUTE = ("forward", "backward", "weight_gradient", "step", "predict", "stash")
@@ -59,7 +61,7 @@ class Report:
     losses: list[float]
     stages: list[StageTimes]
     seconds: float
-    trace: list[dict[str, Any]]
+    trace: Sequence[dict[str, Any]]
 
     @property
     def bubble(self) -> float:
@@ -113,28 +115,27 @@ def as_html(names: tuple[str, ...], rows: list[list[str]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def rows_of(record: Any, rank: int, replica: int = 0) -> list[dict[str, Any]]:
-    return [
+def rows_of(record: Any, rank: int, replica: int = 0) -> Rows:
+    return Rows.of(
         {
             "rank": rank, "replica": replica, "kind": done.action.kind, "direction": done.action.direction, "stage": done.action.stage,
             "micro_batch": done.action.micro_batch, "edge": done.action.edge, "version": done.action.version,
             "staleness": done.action.staleness, "begin": done.begin, "end": done.end,
         }
         for done in record.actions
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
-def on_one_clock(parts: list[tuple[list[dict[str, Any]], float, str]]) -> list[dict[str, Any]]:
+def on_one_clock(parts: list[tuple[Rows, float, str]]) -> Rows:
     """The rows of all ranks, from the first one's beginning on; `parts`: a rank's rows, when it began, and the machine whose
     clock said so. Ranks on other machines are taken to have begun together."""
     begun: dict[str, float] = {}
     for _, start, machine in parts:
         begun[machine] = min(start, begun.get(machine, start))
-    return [
-        {**row, "begin": row["begin"] + start - begun[machine], "end": row["end"] + start - begun[machine]}
-        for rows, start, machine in parts
-        for row in rows
-    ]
+    whole = Rows()
+    for rows, start, machine in parts:
+        whole.extend(rows, later=start - begun[machine])
+    return whole
 
 
 def this_machine() -> str:

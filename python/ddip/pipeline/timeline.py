@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -39,7 +40,7 @@ class Drawing:
         return f"url(#{self.hatch})" if kind == "backward" else KINDS[kind][0]
 
 
-def timeline(trace: list[dict[str, Any]], begin: float = 0.0, end: float | None = None, width: int = 960) -> str:
+def timeline(trace: Sequence[dict[str, Any]], begin: float = 0.0, end: float | None = None, width: int = 960) -> str:
     """An SVG of the seconds from `begin` to `end`; None: to the last action's end."""
     last = max((row["end"] for row in trace), default=0.0)
     end = last if end is None else min(end, last)

@@ -43,9 +43,9 @@ class Writer:
     def __init__(self, path: str | Path, pipe: Pipeline, program: str | None) -> None:
         self.path, self.pipe, self.program = Path(path), pipe, program
         self.notes = {index: Notes(pipe, index) for index in pipe.steppings}
-        self.lines: list[Json] = []
+        self.lines: list[str] = []  # on the rank that writes them
         self.forwards = dict.fromkeys(pipe.steppings, 0)
-        self.staleness: dict[int, list[int]] = {index: [] for index in pipe.steppings}
+        self.staleness = dict.fromkeys(pipe.steppings, 0)  # the sum over the forwards
         self.steps = dict.fromkeys(pipe.steppings, 0)
         self.micro_batches = 0
         self.first = 0
@@ -53,13 +53,13 @@ class Writer:
     def add(self, record: Any, first: int) -> None:
         """All ranks, after a run whose micro-batches are counted from `first`."""
         self.first = first
-        losses = {k: float(loss) for k, loss in record.losses}
-        mine = [line for done in record.actions if (line := self._line(done, first, losses))]
-        self.micro_batches = first + max((k for k, _ in record.losses), default=-1) + 1
+        losses = {k: loss for k, loss, _ in record.losses}
+        mine = [json.dumps(line) for done in record.actions if (line := self._line(done, first, losses))]
+        self.micro_batches = first + max(losses, default=-1) + 1
         everything = gather_objects((mine, self._about_stages(), self.micro_batches), self.pipe.ranks)
-        self.lines += [line for lines, _, _ in everything for line in lines]
-        about = {index: one for _, stages, _ in everything for index, one in stages.items()}
         if self.pipe.ranks.rank == 0:
+            self.lines += [line for lines, _, _ in everything for line in lines]
+            about = {index: one for _, stages, _ in everything for index, one in stages.items()}
             self._write(about, max(total for _, _, total in everything))
 
     def _line(self, done: Any, first: int, losses: dict[int, float]) -> Json | None:
@@ -74,7 +74,7 @@ class Writer:
                 "seed": seed_of(self.pipe.seed, stage, micro_batch),
             }  # fmt: skip
             self.forwards[stage] += 1
-            self.staleness[stage].append(done.used.staleness)
+            self.staleness[stage] += done.used.staleness
             if stage == len(self.pipe.modules) - 1:
                 loss = losses[action.micro_batch]
                 line["loss"] = loss if math.isfinite(loss) else None
@@ -144,11 +144,10 @@ class Writer:
     def _about_stages(self) -> dict[int, Json]:
         about = {}
         for index, notes in self.notes.items():
-            seen = self.staleness[index]
             about[index] = {
                 "initial": notes.initial,
                 "optimizer": notes.stepping.described(),
-                "mean_staleness": sum(seen) / len(seen) if seen else 0.0,
+                "mean_staleness": self.staleness[index] / max(self.forwards[index], 1),
             }
         return about
 
@@ -170,7 +169,7 @@ class Writer:
         if any(part.gives for part in pipe.parts):
             header["takes"] = [part.takes for part in pipe.parts]
             header["gives"] = [part.gives for part in pipe.parts]
-        text = "".join(json.dumps(line) + "\n" for line in [header, *self.lines])
+        text = "".join(line + "\n" for line in [json.dumps(header), *self.lines])
         whole = self.path.with_name(self.path.name + ".new")
         whole.write_text(text)
         whole.replace(self.path)

@@ -147,8 +147,7 @@ std::string Executor::place(const Action& action) const {
 
 Record Executor::run(const std::vector<Action>& actions, const RunOptions& options) {
   options_ = options;
-  record_ = Record();
-  record_.actions.reserve(actions.size());
+  record_ = Record(actions);
   flights_.clear();
   uint64_t sent_before = 0;
   for (const auto& [link, sender] : senders_) sent_before += sender.bytes();
@@ -163,7 +162,7 @@ Record Executor::run(const std::vector<Action>& actions, const RunOptions& optio
       Done done{.action = action, .begin = seconds_since(start)};
       execute(action, done);
       done.end = seconds_since(start);
-      record_.actions.push_back(std::move(done));
+      record_.add(done);
       if (options_.progress) options_.progress(record_);
     }
     if (norms_) norms_->settle(poll_);
@@ -322,10 +321,7 @@ void Executor::compute(const Action& action, Flight& now, bool with_graph, bool 
     Loss loss = here.loss(outputs, action.micro_batch, now.samples);
     now.loss_count = loss.count;
     add_root(loss.sum, 1);
-    if (!again) {
-      record_.losses.emplace_back(action.micro_batch, loss.sum.detach());
-      record_.loss_counts.push_back(loss.count);
-    }
+    if (!again) record_.losses.add(action.micro_batch, loss.sum.detach(), loss.count);
     return;
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -483,12 +479,13 @@ void Executor::step(const Action& action, Done& done) {
     std::optional<double> whole = norms_->ask(number, poll_);
     return whole ? step(here, all, whole, here.clip, done) : step(here, all, norm, here.clip * here.clip_share, done);
   }
-  waiting_.push_back({&here, all, record_.actions.size()});
+  waiting_.push_back({&here, all, record_.size()});
   if (!complete) return;
   std::optional<double> whole = norms_->ask(number, poll_);
-  for (const Waiting& waiting : std::exchange(waiting_, {}))
-    step(*waiting.stage, waiting.all, whole, waiting.stage->clip,
-         waiting.place < record_.actions.size() ? record_.actions[waiting.place] : done);
+  for (const Waiting& waiting : std::exchange(waiting_, {})) {
+    step(*waiting.stage, waiting.all, whole, waiting.stage->clip, done);
+    if (waiting.place < record_.size()) record_.step_later(waiting.place, done.stepped);
+  }
 }
 
 void Executor::step(Stage& here, const Counts& all, std::optional<double> norm, double clip, Done& done) {

@@ -88,12 +88,12 @@ void LedgerWriter::watch(int stage, const Part& part, const Weights& weights, St
 void LedgerWriter::add(const Record& record, int64_t first) {
   std::map<int64_t, double> losses;
   int64_t micro_batches = first;
-  for (const auto& [micro_batch, loss] : record.losses) {
-    losses[micro_batch] = loss.item<double>();
+  for (const auto& [micro_batch, sum, count] : record.losses.all()) {
+    losses[micro_batch] = sum;
     micro_batches = std::max(micro_batches, first + micro_batch + 1);
   }
   json mine{{"lines", json::array()}, {"about", json::array()}, {"micro_batches", micro_batches}};
-  for (const Done& done : record.actions) {
+  for (const Done& done : record.actions()) {
     if (json line = line_of(done, first, losses); !line.is_null()) mine["lines"].push_back(line.dump());
   }
   for (const auto& [index, stage] : stages_) mine["about"].push_back({index, about(stage)});

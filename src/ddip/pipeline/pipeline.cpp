@@ -50,6 +50,7 @@ struct Pipeline::Inside {
   // of one run
   std::unique_ptr<MicroBatchReader> source;
   std::function<const MicroBatch&(int64_t)> inputs, targets;
+  std::vector<schedule::Action> evaluated;  // what an evaluation's record speaks of
 };
 
 namespace {
@@ -188,8 +189,8 @@ Record Pipeline::Inside::execute(bool training) {
                            .first_micro_batch = training ? micro_batches_done : 0,
                            .step_size = settings.synchronous() ? 0 : settings.options.accumulate};
   if (training) return executor->run(settings.plan.ranks.at(static_cast<size_t>(settings.place)), options);
-  return executor->run(
-      forwards_only(settings.request.edges, settings.request.rank_of_stage, settings.place, source->size()), options);
+  evaluated = forwards_only(settings.request.edges, settings.request.rank_of_stage, settings.place, source->size());
+  return executor->run(evaluated, options);
 }
 
 Report Pipeline::Inside::run(const Batches& batches, bool training) {

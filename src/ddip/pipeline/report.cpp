@@ -47,7 +47,7 @@ TraceRow unpacked(const json& row) {
 StageTimes times_of(const Record& record, int stage, int rank, int64_t copies_kept) {
   StageTimes times{.stage = stage, .rank = rank, .bytes_sent = record.bytes_sent, .copies_kept = copies_kept};
   double busy = 0;
-  for (const Done& done : record.actions) {
+  for (const Done& done : record.actions()) {
     double seconds = done.end - done.begin;
     times.total = std::max(times.total, done.end);
     switch (done.action.kind) {
@@ -129,9 +129,9 @@ json share_of(const Record& record, const std::vector<StageTimes>& stages, int r
     share["stages"].push_back({one.stage, one.rank, one.forward, one.backward, one.update, one.communication, one.wait,
                                one.total, one.bubble, staleness, one.bytes_sent, one.copies_kept});
   }
-  for (size_t i = 0; i < record.losses.size(); ++i)
-    share["losses"].push_back({record.losses[i].first, record.losses[i].second.item<double>(), record.loss_counts[i]});
-  for (const Done& done : record.actions) share["trace"].push_back(packed({rank, done.action, done.begin, done.end}));
+  for (const auto& [micro_batch, sum, count] : record.losses.all())
+    share["losses"].push_back({micro_batch, sum, count});
+  for (const Done& done : record.actions()) share["trace"].push_back(packed({rank, done.action, done.begin, done.end}));
   return share;
 }
 
