@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,14 @@ CELLS = [
     ("async_1f1b", "pipemare", "sgd", {"window": [3, 0]}),
     ("async_1f1b", "spike", "sgd", {"window": [3, 0]}),
     ("async_1f1b", "gap_aware", "sgd", {"window": [3, 0]}),
+    (
+        "async_1f1b",
+        "pipemare",
+        "sgd",
+        {"window": [3, 0], "staleness_options": {"annealing_steps": 9, "pipemare_decay": 0.5}},
+    ),
+    ("async_1f1b", "gap_aware", "sgd", {"window": [3, 0], "staleness_options": {"gap_decay": 0.9, "gap_eps": 1e-3}}),
+    ("async_1f1b", "adam", "adam", {"window": [4, 0], "staleness_options": {"second_decays": True}}),
     ("async_1f1b", "none", "sgd", {"recompute": True}),
     ("async_1f1b", "msnag", "sgd", {"recompute": True, "clip": 0.05}),
     ("virtual_async", "msnag", "sgd", {"max_staleness": 1}),
@@ -61,6 +70,47 @@ def test_what_ran_is_computed_again_bit_for_bit(
 ) -> None:
     call = f"p.replayed({str(tmp_path / 'ledger')!r}, {schedule!r}, {staleness!r}, {rule!r}, **{options!r})"
     assert [result.value for result in two.run(call)] == ["identical"] * 2
+
+
+@pytest.mark.parametrize(
+    ("staleness", "rule", "options", "lie"),
+    [
+        ("pipemare", "sgd", {"annealing_steps": 9, "pipemare_decay": 0.5}, {"annealing_steps": 8}),
+        ("pipemare", "sgd", {"annealing_steps": 9, "pipemare_decay": 0.5}, {"pipemare_decay": 0.135}),
+        ("gap_aware", "sgd", {"gap_decay": 0.9, "gap_eps": 1e-3}, {"gap_decay": 0.999}),
+        ("gap_aware", "sgd", {"gap_decay": 0.9, "gap_eps": 1e-3}, {"gap_eps": 1e-8}),
+        ("adam", "adam", {"second_decays": True}, {"second_decays": False}),
+    ],
+)
+def test_a_ledger_has_the_policys_options_and_a_wrong_one_is_found(
+    two: ddip.Group, tmp_path: Path, staleness: str, rule: str, options: dict[str, float], lie: dict[str, float]
+) -> None:
+    path = str(tmp_path / "ledger")
+    # Without a recomputation a single layer's gradients do not depend on the weights of its backward, as pipemare has them.
+    settings = {"window": [3, 0], "staleness_options": options, "recompute": True}
+    two.run(f"p.replayed({path!r}, 'async_1f1b', {staleness!r}, {rule!r}, **{settings!r})")
+    header, *lines = Path(path).read_text().splitlines(keepends=True)
+    told = json.loads(header)
+    assert told["options"] == options
+    told["options"] |= lie
+    Path(path).write_text("".join([json.dumps(told) + "\n", *lines]))
+    difference = two.run(f"p.replay_again({path!r}, 2, 1)")[0].value
+    assert difference is not None and re.match(r"line \d+: stage \d, \w+", difference), difference
+
+
+def test_an_option_that_the_policy_does_not_have_is_named(two: ddip.Group) -> None:
+    for options, said in (
+        ("staleness='gap_aware', staleness_options={'gap_decy': 0.9}", "option 'gap_decy' of gap_aware; did you mean gap_decay?"),
+        ("staleness='gap_aware', staleness_options={'annealing_steps': 9}", "option 'annealing_steps' of gap_aware"),
+        ("staleness='pipemare', staleness_options={'annealing_steps': 2.5}", "expected a whole number from 0 to 1e+15"),
+        ("staleness='pipemare', staleness_options={'pipemare_decay': 2}", "option pipemare_decay is 2; expected a number from 1e-09 to 1"),
+    ):  # fmt: skip
+        two.run(
+            f"try: p.pipe_of(p.mlp(2), 'async_1f1b', {options})\nexcept ddip.ConfigError as error: said = str(error)"
+        )
+        assert all(said in one and "\n" not in one for one in two.pull("said", rank="all")), two.pull(
+            "said", rank="all"
+        )
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,15 @@ def test_a_lie_in_such_a_ledger_is_found(ledgers: list[Path], tmp_path: Path) ->
     assert found.difference is not None
 
 
+def test_such_a_ledger_has_the_policys_options(ledgers: list[Path]) -> None:
+    headers = [json.loads(path.read_text().splitlines()[0]) for path in ledgers]
+    assert [(header["staleness"], header["options"]) for header in headers if header["options"]] == [
+        ("adam", {"second_decays": True}),
+        ("pipemare", {"annealing_steps": 9, "pipemare_decay": 0.5}),
+        ("gap_aware", {"gap_decay": 0.9, "gap_eps": 1e-3}),
+    ]
+
+
 def test_a_pipeline_of_cpp_ends_where_one_of_python_does(ledgers: list[Path]) -> None:
     """The simulator plans by itself: it must come to the same weights as the C++ run's ledger says."""
     from ddip.pipeline.simulate import simulate

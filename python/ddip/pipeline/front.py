@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import math
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from ddip.pipeline.parts import Split, edges_of, parts_of
 from ddip.pipeline.report import Report, on_one_clock, rows_of, this_machine, times_of
 from ddip.pipeline.stage_view import StageView, look_at, set_rate
 from ddip.pipeline.stepping import MakeOptimizer, MakeScheduler, Stepping, group_of, rule_of
+from ddip.pipeline.textbook_policies import checked_options
 from ddip.pipeline.tying import aliases, tie_stages
 from ddip.pipeline.writer import Writer
 from ddip.replicas import gather_objects
@@ -44,7 +45,8 @@ class Pipeline:
     schedule   seq, gpipe, 1f1b, interleaved, zb1, zbv, async_1f1b, virtual_async, 2bw, paci
     window     how many backwards each stage may owe when another forward begins, by stage; "textbook" is its distance from the last
                one; None: as wide as the measured links ask for, where there is an example, else the textbook's
-    staleness  auto, or a policy: none, stash, msnag, … ("msnag+stash"); docs/staleness.md
+    staleness  auto, or a policy: none, stash, msnag, … ("msnag+stash"); docs/staleness.md. staleness_options: what it can be told,
+               as {"gap_decay": 0.99}
     optimizer  a function from a list of parameters to an optimizer, called once for each stage
     clip       the largest norm of a step's gradient. clipping: "global", the norm of all stages together (of some steps before where
                steps do not wait for each other), "proportional", each stage its share of the limit, by its number of parameters,
@@ -64,6 +66,7 @@ class Pipeline:
         optimizer: MakeOptimizer,
         schedule: str = "async_1f1b",
         staleness: str = "auto",
+        staleness_options: Mapping[str, float] | None = None,
         micro_batches: int = 8,
         accumulate: int = 1,
         window: str | Sequence[int] | None = None,
@@ -146,7 +149,8 @@ class Pipeline:
         self.plan = self.plan_of(8 + warmup + (switch_at or 0))
         self.notes: list[str] = list(self.plan.notes)  # what was asked for and is not so, for people
         self.policy_name = self._choose_policy(staleness, optimizer)
-        needs = native.make_policy(self.policy_name).needs(native.StageOptimizer())
+        self.policy_options = checked_options(self.policy_name, staleness_options or {})
+        needs = self._make_policy().needs(native.StageOptimizer())
         self.request.update(predicts=needs.forward_weights, stashes=needs.stash)
         if precision != "fp32" and self._is_stale() and not needs.stash and not recompute:
             recompute = True
@@ -242,6 +246,7 @@ class Pipeline:
                 (
                     sorted(self.request.items()),
                     self.policy_name,
+                    sorted(self.policy_options.items()),
                     self.seed,
                     self.precision,
                     self.replicas,
@@ -373,6 +378,9 @@ class Pipeline:
                 self.notes.append(f"staleness={name!r}: {why}")
         return name
 
+    def _make_policy(self) -> Any:
+        return engine().make_policy(self.policy_name, **self.policy_options)
+
     def _make_stage(
         self,
         index: int,
@@ -393,7 +401,7 @@ class Pipeline:
         stage.outgoing = [number for number, (start, _) in enumerate(self.edges) if start == index]
         trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
         if trained:
-            policy = native.make_policy(self.policy_name)
+            policy = self._make_policy()
             self.policies[index] = policy
             apart = self._is_stale(index) or "spectrain" in self.policy_name
             weights = native.Weights(list(trained.values()), list(trained), apart)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ddip.errors import ConfigError
@@ -18,6 +19,7 @@ LIMITS = {
     "annealing_steps": (0, 1e15), "pipemare_decay": (1e-9, 1), "gap_decay": (0, 0.999999999), "gap_eps": (1e-30, 1),
     "second_decays": (0, 1),
 }  # fmt: skip
+WHOLE: dict[str, type] = {"annealing_steps": int, "second_decays": bool}
 OTHER_POLICIES = ("none", "stash", "nesterov", "pipemare", "spike", "gap_aware")
 
 
@@ -40,15 +42,26 @@ def options_of(part: str, options: dict[str, Any]) -> dict[str, Any]:
     return {option: value for option, value in options.items() if option in OPTIONS[part]}
 
 
-def check_policy(parts: set[str], options: dict[str, Any], groups: list[Group]) -> None:
-    """ConfigError for an option that no part has, or an optimizer that a part does not know."""
+def check_options(parts: set[str], options: Mapping[str, Any]) -> None:
     known = {option for part in parts for option in OPTIONS.get(part, OPTIONS["adam"])}
-    for option in options:
+    for option, value in options.items():
         if option not in known:
             raise ConfigError(f"option {option!r} of {'+'.join(sorted(parts))}{did_you_mean(option, known)}")
         low, high = LIMITS[option]
-        if not isinstance(options[option], (int, float)) or not low <= options[option] <= high:
-            raise ConfigError(f"option {option} is {options[option]!r}; expected a number from {low:g} to {high:g}")
+        if not isinstance(value, (int, float)) or not low <= value <= high or (option in WHOLE and value != int(value)):
+            what = "a whole number" if option in WHOLE else "a number"
+            raise ConfigError(f"option {option} is {value!r}; expected {what} from {low:g} to {high:g}")
+
+
+def checked_options(policy: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """As the engine and a ledger take them."""
+    check_options(parts_of(policy), options)
+    return {option: WHOLE.get(option, float)(value) for option, value in options.items()}
+
+
+def check_policy(parts: set[str], options: dict[str, Any], groups: list[Group]) -> None:
+    """ConfigError for an option that no part has, or an optimizer that a part does not know."""
+    check_options(parts, options)
     predictor = predictor_in(parts)
     for group in groups:
         if predictor is not None and group.name not in PREDICTORS[predictor]:

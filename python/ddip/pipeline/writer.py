@@ -156,7 +156,7 @@ class Writer:
         stages = [about[index] for index in sorted(about)]
         header = {
             "kind": "header", "format": 1, "stages": len(pipe.modules), "schedule": pipe.request["schedule"],
-            "staleness": pipe.policy_name, "options": {}, "micro_batches": micro_batches, "split": pipe.micro_batches,
+            "staleness": pipe.policy_name, "options": pipe.policy_options, "micro_batches": micro_batches, "split": pipe.micro_batches,
             "accumulate": pipe.accumulate if pipe.asynchronous else pipe.accumulate * pipe.micro_batches,
             "optimizer": [stage["optimizer"] for stage in stages], "clip": pipe.clip, "precision": pipe.precision,
             "order": "plan", "mean_staleness": [stage["mean_staleness"] for stage in stages],

@@ -209,7 +209,7 @@ void LedgerWriter::write(const std::map<int, json>& about, int64_t micro_batches
               {"stages", settings_.request.stages},
               {"schedule", settings_.options.schedule},
               {"staleness", settings_.policy()},
-              {"options", json::object()},
+              {"options", settings_.policy_options()},
               {"micro_batches", micro_batches},
               {"split", settings_.options.micro_batches},
               {"accumulate", settings_.synchronous() ? settings_.options.accumulate * settings_.options.micro_batches

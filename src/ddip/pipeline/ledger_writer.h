@@ -41,7 +41,7 @@ class LedgerWriter {
   Json seen(Watched& stage, int index, const Used& used, int64_t first) const;
   Json seen_back(Watched& stage, int index, const ReadBack& read) const;
   int distance(int stage, bool backward) const;
-  bool has(const char* policy) const { return settings_.policy().find(policy) != std::string::npos; }
+  bool has(const char* policy) const { return settings_.has_policy(policy); }
   Json about(const Watched& stage) const;
   void write(const std::map<int, Json>& about, int64_t micro_batches) const;
 

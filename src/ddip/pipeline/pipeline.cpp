@@ -118,8 +118,9 @@ std::shared_ptr<Versions> Pipeline::Inside::make_versions(int index, const MakeO
   const bool apart = settings.is_stale(index) || settings.policy().find("spectrain") != std::string::npos;
   auto weights = std::make_shared<Weights>(parameters, names, apart);
   auto& stepping = steppings[index] = std::make_unique<Stepping>(weights, make, settings.options.scheduler);
-  return versions[index] = std::make_shared<Versions>(weights, staleness::make_policy(settings.policy()),
-                                                      stepping->asks(), index, settings.request.stages);
+  return versions[index] = std::make_shared<Versions>(
+             weights, staleness::make_policy(settings.policy(), settings.options.staleness_options), stepping->asks(),
+             index, settings.request.stages);
 }
 
 pipeline::Stage Pipeline::Inside::make_stage(int index, const MakeOptimizer& make) {

@@ -43,6 +43,8 @@ TEST(CppPipeline, what_cannot_be_is_refused_in_one_line_that_says_what_was_expec
     says(made({.schedule = "2bw", .staleness = "msnag", .accumulate = 4}), "2bw itself says which version");
     says(made({.micro_batches = 0}), "micro_batches=0, accumulate=1: expected numbers from 1 on");
     says(made({.window = {1}}), "window");
+    says(made({.staleness = "pipemare", .staleness_options = {.pipemare = {.decay = 1.5}}}), "pipemare_decay=1.5");
+    says(made({.staleness = "gap_aware", .staleness_options = {.gap = {.decay = 1}}}), "gap_decay=1");
     says(made({.precision = "fp16"}), "precision=\"fp16\": expected one of fp32, bf16");
     says(made({.clip = 1, .clipping = "globall"}), "did you mean global?");
     says(made({.replicas = 3}), "replicas=3: expected a divisor of the group's 2 ranks");

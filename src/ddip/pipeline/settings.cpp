@@ -10,7 +10,6 @@
 #include "ddip/base/error.h"
 #include "ddip/base/nearest_name.h"
 #include "ddip/schedule/checker.h"
-#include "ddip/staleness/make_policy.h"
 #include "ddip/staleness/matrix.h"
 
 namespace ddip::pipeline {
@@ -31,6 +30,18 @@ void require_values(const PipelineOptions& options, int world) {
   if (options.micro_batches < 1 || options.accumulate < 1)
     throw ConfigError(fmt::format("micro_batches={}, accumulate={}: expected numbers from 1 on", options.micro_batches,
                                   options.accumulate));
+  const auto& [annealing_steps, decay] = options.staleness_options.pipemare;
+  const auto& [gap_decay, gap_eps] = options.staleness_options.gap;
+  if (annealing_steps < 0 || !(decay > 0 && decay <= 1))
+    throw ConfigError(
+        fmt::format("annealing_steps={}, pipemare_decay={}: expected a number from 0 on and one above 0, "
+                    "at most 1",
+                    annealing_steps, decay));
+  if (!(gap_decay >= 0 && gap_decay < 1) || !(gap_eps > 0 && gap_eps <= 1))
+    throw ConfigError(
+        fmt::format("gap_decay={}, gap_eps={}: expected a number from 0 on, below 1, and one above 0, at "
+                    "most 1",
+                    gap_decay, gap_eps));
   if (!options.ledger.empty() && options.replicas > 1)
     throw ConfigError("ledger is of one pipeline; expected replicas=1");
 }
@@ -70,7 +81,7 @@ void choose_policy(Settings& settings, const MakeOptimizer& make) {
     if (fit == staleness::Fit::refused) throw ConfigError(fmt::format("staleness={:?}: {}", name, why));
     if (!why.empty()) settings.notes.push_back(fmt::format("staleness={:?}: {}", name, why));
   }
-  const staleness::Needs needs = staleness::make_policy(name)->needs({});
+  const staleness::Needs needs = staleness::make_policy(name, settings.options.staleness_options)->needs({});
   settings.request.needs = {.predicts = needs.forward_weights, .stashes = needs.stash};
 }
 
@@ -101,6 +112,16 @@ schedule::Plan Settings::plan_of(int64_t batches) const {
   return made;
 }
 
+nlohmann::json Settings::policy_options() const {
+  const auto& [second_decays, pipemare, gap] = options.staleness_options;
+  nlohmann::json found = nlohmann::json::object();
+  if (second_decays && has_policy("adam")) found["second_decays"] = true;
+  if (has_policy("pipemare"))
+    found.update({{"annealing_steps", pipemare.annealing_steps}, {"pipemare_decay", pipemare.decay}});
+  if (has_policy("gap_aware")) found.update({{"gap_decay", gap.decay}, {"gap_eps", gap.eps}});
+  return found;
+}
+
 std::string Settings::fingerprint() const {
   std::vector<std::pair<int, int>> edges;
   for (const auto& [from, to] : request.edges) edges.emplace_back(from, to);
@@ -108,7 +129,7 @@ std::string Settings::fingerprint() const {
                         request.window,   request.micro_batches, request.accumulate,    request.max_staleness,
                         request.warmup,   request.flush_every,   request.switch_at,     options.staleness,
                         options.seed,     options.precision,     options.replicas,      options.clipping,
-                        options.clip,     options.recompute}
+                        options.clip,     options.recompute,     policy_options()}
       .dump();
 }
 

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
 
 #include "ddip/pipeline/stepping.h"
 #include "ddip/schedule/plan.h"
+#include "ddip/staleness/make_policy.h"
 
 namespace ddip {
 
@@ -15,7 +17,8 @@ struct PipelineOptions {
   std::string schedule = "async_1f1b";
   // auto, or a policy: none, stash, msnag, … ("msnag+stash"); docs/staleness.md
   std::string staleness = "auto";
-  int micro_batches = 8;  // of a batch
+  staleness::Options staleness_options;  // what the policy can be told
+  int micro_batches = 8;                 // of a batch
   // Synchronous: batches of a step; asynchronous: micro-batches of a step.
   int accumulate = 1;
   std::vector<int> window;         // by stage: how far forwards may run ahead of backwards; empty: the textbook's depth
@@ -47,6 +50,9 @@ struct Settings {
   int norm_delay = 0;              // how many steps old a global norm is: so many that nobody waits for it
 
   const std::string& policy() const { return options.staleness; }
+  bool has_policy(const std::string& part) const { return policy().find(part) != std::string::npos; }
+  // The policy's options by their names, as Python's and a ledger's. Those of other policies are not in it.
+  nlohmann::json policy_options() const;
   bool synchronous() const { return schedule::is_synchronous(options.schedule); }
   // Whether a forward of this stage, or of any (-1), reads weights that are old at its backward.
   bool is_stale(int stage = -1) const;
