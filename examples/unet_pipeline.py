@@ -81,29 +81,14 @@ def pictures(count: int, seed: int, size: int = 32) -> tuple[torch.Tensor, torch
     return images[:, None], labels
 
 
-def cut(model: UNet, example: torch.Tensor) -> tuple[Any, list[int], list[list[str]]]:
-    """The stages, the rank of each, and the blocks of each. Rank 0 measures; the others take what it found."""
-    from ddip._engine import PartitionPlan
-    from ddip.pipeline.partition import plan_for
-    from ddip.pipeline.split import split
-    from ddip.pipeline.trace import trace
-
-    import ddip
-
-    traced = trace(model, (example,), leaves=[Block, Up])  # a block stays whole
-    plan = plan_for(traced, (example,), ddip.world_size(), placement="mirrored") if ddip.rank() == 0 else None
-    plan = PartitionPlan.read(ddip.broadcast_object(str(plan)), "the plan of rank 0")
-    return split(traced, plan.stages), plan.device_of, plan.stages
-
-
 def train() -> None:
     import ddip
 
     torch.set_num_threads(1)
     model, example = make()
-    pieces, rank_of, blocks = cut(model, example)
     pipe = ddip.Pipeline(
-        pieces, placement=rank_of, schedule="async_1f1b", micro_batches=4, loss=functional.cross_entropy,
+        model, example=example, partition="mirrored", leaves=[Block, Up],  # a block stays whole
+        schedule="async_1f1b", window="textbook", micro_batches=4, loss=functional.cross_entropy,
         optimizer=lambda parameters: torch.optim.SGD(parameters, 0.02, momentum=0.9),
     )
     images, labels = pictures(512, seed=1)
@@ -115,7 +100,7 @@ def train() -> None:
     weights = pipe.state_dict()  # the whole model's, on every rank
     if ddip.rank() != 0:
         return
-    print(cut_of(pipe, blocks))
+    print(cut_of(pipe))
     print(report)
     whole, _ = make()
     whole.load_state_dict(weights)
@@ -127,9 +112,9 @@ def train() -> None:
     print(f"right, of the pixels that are not background: {(output.argmax(1) == held_labels)[drawn].float().mean():.3f}")
 
 
-def cut_of(pipe: Any, blocks: list[list[str]]) -> str:
+def cut_of(pipe: Any) -> str:
     """Which blocks lie where, and what goes from stage to stage."""
-    lines = [f"stage {stage} on rank {pipe.placement[stage]}: {', '.join(names)}" for stage, names in enumerate(blocks)]
+    lines = [f"stage {stage} on rank {pipe.placement[stage]}: {', '.join(names)}" for stage, names in enumerate(pipe.cut.plan.stages)]
     ends = {True: [], False: []}
     for source, target in pipe.edges:
         ends[pipe.placement[source] == pipe.placement[target]].append(f"{source} to {target}")

@@ -62,11 +62,30 @@ def test_a_plan_that_a_person_has_edited_is_followed(two: ddip.Group, tmp_path: 
         ("partition='mirored'", "partition='mirored': expected single, mixed, mirrored or the file of a plan; there is no such file"),
         ("partition='/dev/null'", "/dev/null"),
         ("stages=3", "stages=3: expected a multiple of the pipeline's 2 ranks"),
+        ("leaves=['Linar']", "leaves=Linar: no such module; did you mean Linear?"),
+        ("leaves=[torch.nn.Conv2d]", "leaves=Conv2d: no such module"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_cut_is_said_by_every_rank(two: ddip.Group, options: str, said: str) -> None:
     for line in said_by(two, f"p.whole_pipe({options})"):
         assert said in line and "\n" not in line, line
+
+
+@pytest.mark.parametrize("leaves", ["['Pair']", "[p.Pair]"])
+def test_modules_that_stay_whole_are_not_cut(two: ddip.Group, leaves: str) -> None:
+    for result in two.run(f"p.pairs({leaves})"):
+        stages, away = result.value
+        assert stages == [["0"], ["1", "2"]] or stages == [["0", "1"], ["2"]], stages
+        assert away < 1e-13
+    cut_anywhere = two.run("p.pairs([])")[0].value[0]
+    assert sorted(layer for stage in cut_anywhere for layer in stage) != ["0", "1", "2"], (
+        "else nothing was to be kept whole"
+    )
+
+
+def test_leaves_need_an_example(two: ddip.Group) -> None:
+    for line in said_by(two, "p.pipe_of(p.mlp(2), leaves=['Linear'])"):
+        assert line == "leaves= needs example=, the inputs of one micro-batch"
 
 
 def test_without_an_example_a_module_cannot_be_cut(two: ddip.Group) -> None:

@@ -757,6 +757,25 @@ def whole_in_one_process(schedule: str, stages: int) -> tuple[float, str, int]:
     return away, str(pipe.cut.plan) if pipe.cut else "", len(pipe.mine)
 
 
+class Pair(torch.nn.Sequential):
+    """Two layers that are one to whoever says so."""
+
+    def __init__(self, inside: int, outside: int) -> None:
+        super().__init__(torch.nn.Linear(inside, inside), torch.nn.Tanh(), torch.nn.Linear(inside, outside))
+
+
+def pairs(leaves: list[Any]) -> tuple[list[list[str]], float]:
+    """Three of them, in two stages: which layers each has, and how far the training is from one process's."""
+    torch.manual_seed(2)
+    model = torch.nn.Sequential(Pair(6, 6), Pair(6, 6), Pair(6, 3)).double()
+    batches = data(4, 12)
+    pipe = pipe_of(copy.deepcopy(model), "1f1b", example=batches[0][0][:3], leaves=leaves)  # type: ignore[arg-type]
+    pipe.run(batches)
+    expected = in_one_process([model], batches)
+    away = furthest({name.removeprefix("0."): tensor for name, tensor in expected.items()}, pipe.state_dict())
+    return pipe.cut.plan.stages if pipe.cut else [], away
+
+
 class TwiceUsed(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from torch import nn
 from ddip.errors import ConfigError
 from ddip.pipeline.profile import link_bytes_per_ms, profile
 from ddip.pipeline.split import Split, split
-from ddip.pipeline.trace import Traced, trace
+from ddip.pipeline.trace import Traced, classes_of, trace
 from ddip.replicas import broadcast_object
 
 Cost = tuple[float, float, float, float, float]  # ms: forward, backward, weight gradient, step, predict
@@ -41,12 +41,13 @@ def cut(
     stages: int | None = None,
     partition: Any = None,
     recompute: bool = False,
+    leaves: Sequence[str | type[nn.Module]] = (),
 ) -> Cut:
     """All ranks; `width` of them are one pipeline. `example`: the inputs of one micro-batch. `stages`: one for each rank, or a multiple.
     `partition`: single, mixed or mirrored, as `ddip partition` knows them,
-    or the plan that it made, or the name of its file."""
+    or the plan that it made, or the name of its file. `leaves`: modules that no cut divides."""
     inputs = tuple(example) if isinstance(example, (tuple, list)) else (example,)
-    traced = trace(model, inputs)
+    traced = trace(model, inputs, leaves=classes_of(model, leaves, "leaves="))
     link = link_bytes_per_ms(ranks=ranks)
     if not isinstance(model, nn.Module):
         if partition is not None:

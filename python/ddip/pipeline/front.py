@@ -41,7 +41,8 @@ class Pipeline:
     model      a list of stages (modules; each takes what the one before returned), an nn.Sequential, which is cut into parts of as
                many layers, any module with `example`, or what ddip.pipeline.split made of one
     example    the inputs of one micro-batch: stages and links are measured, a module is traced and cut where it takes least time, and
-               the window is as wide as the links ask for. partition: how it is cut (single, mixed, mirrored, or a plan's file)
+               the window is as wide as the links ask for. partition: how it is cut (single, mixed, mirrored, or a plan's file);
+               leaves: classes of modules, or their names, that stay whole
     schedule   seq, gpipe, 1f1b, interleaved, zb1, zbv, async_1f1b, virtual_async, 2bw, paci
     window     how many backwards each stage may owe when another forward begins, by stage; "textbook" is its distance from the last
                one; None: as wide as the measured links ask for, where there is an example, else the textbook's
@@ -84,6 +85,7 @@ class Pipeline:
         placement: Sequence[int] | None = None,
         example: Any = None,
         partition: Any = None,
+        leaves: Sequence[str | type[torch.nn.Module]] = (),
         ranks: Any = None,
         ledger: str | Path | None = None,
         program: str | None = None,
@@ -98,10 +100,11 @@ class Pipeline:
         self.place: int = self.ranks.rank % self.width  # and which of its ranks
         self.cut: Cut | None = None
         if example is not None:
-            self.cut = cut(model, example, self.ranks, self.width, stages, partition, bool(recompute))  # type: ignore[arg-type]
+            self.cut = cut(model, example, self.ranks, self.width, stages, partition, bool(recompute), leaves)  # type: ignore[arg-type]
             model, placement = self.cut.model, placement or self.cut.placement
-        elif partition is not None:
-            raise ConfigError("partition= needs example=, the inputs of one micro-batch")
+        elif partition is not None or leaves:
+            needs = "partition=" if partition is not None else "leaves="
+            raise ConfigError(f"{needs} needs example=, the inputs of one micro-batch")
         self.parts = parts_of(model, stages if stages is not None else self.width)
         self._kinds = [type(part.module).__name__ for part in self.parts]  # for people
         self.ties = tie_stages(self.parts)

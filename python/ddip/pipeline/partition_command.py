@@ -62,9 +62,9 @@ def _run(arguments: list[str]) -> int:
     model, inputs = load(asked.model, asked.input)
 
     from ddip.pipeline.partition import plan_for
-    from ddip.pipeline.trace import trace
+    from ddip.pipeline.trace import classes_of, trace
 
-    traced = trace(model, inputs, leaves=classes_of(model, asked.whole))
+    traced = trace(model, inputs, leaves=classes_of(model, asked.whole, "ddip partition --whole "))
     plan = plan_for(
         traced,
         inputs,
@@ -171,17 +171,6 @@ def taken_apart(name: str, made: Any, inputs: tuple[Any, ...]) -> tuple[Any, tup
             f"ddip partition {name}: expected --input SHAPE, or a factory that returns (model, micro-batch)"
         )
     return model, inputs
-
-
-def classes_of(model: Any, names: list[str]) -> list[Any]:
-    from ddip._client import did_you_mean
-
-    modules = [inner for part in (model if isinstance(model, (list, tuple)) else [model]) for inner in part.modules()]
-    known = {type(module).__name__: type(module) for module in modules}
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"ddip partition --whole {name}: no such module{did_you_mean(name, sorted(known))}")
-    return [known[name] for name in names]
 
 
 def write(path: str, text: str) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from ddip._client import did_you_mean
 from ddip.errors import ConfigError
 
 # Operations in a traced graph that compute something.
@@ -102,6 +103,23 @@ def trace(
             return _exported(model, inputs)
         except ConfigError as second:
             raise ConfigError(f"torch.fx cannot trace {_kind(model)}: {_first_line(error)}; nor {second}") from second
+
+
+def classes_of(
+    model: nn.Module | Sequence[nn.Module], wanted: Sequence[str | type[nn.Module]], asked: str
+) -> list[type[nn.Module]]:
+    """The classes of these modules, or of modules of these names. `asked`: how, for whoever asked for one that is not there."""
+    parts = [model] if isinstance(model, nn.Module) else model
+    modules = [inner for part in parts for inner in part.modules()]
+    known = {type(module).__name__: type(module) for module in modules}
+    found = []
+    for one in wanted:
+        name = one if isinstance(one, str) else one.__name__
+        there = name in known if isinstance(one, str) else any(isinstance(module, one) for module in modules)
+        if not there:
+            raise ConfigError(f"{asked}{name}: no such module{did_you_mean(name, sorted(known))}")
+        found.append(known[name] if isinstance(one, str) else one)
+    return found
 
 
 def _kind(model: nn.Module) -> str:
