@@ -98,6 +98,35 @@ def test_a_ledger_has_the_policys_options_and_a_wrong_one_is_found(
     assert difference is not None and re.match(r"line \d+: stage \d, \w+", difference), difference
 
 
+@pytest.mark.parametrize(
+    ("staleness", "options"),
+    [
+        ("none", {}),
+        ("stash", {}),
+        ("msnag", {}),
+        ("msnag+stash", {"accumulate": 2}),
+        ("pipemare", {}),
+        ("spectrain", {}),
+    ],
+)
+def test_how_far_the_weights_moved_is_what_the_replay_of_the_ledger_finds(
+    two: ddip.Group, tmp_path: Path, staleness: str, options: dict[str, object]
+) -> None:
+    found, expected, text = two.run(f"p.gaps_and_replays({str(tmp_path / 'ledger')!r}, {staleness!r}, **{options!r})")[
+        0
+    ].value
+    for (moved, error), (replayed_moved, replayed_error) in zip(found, expected, strict=True):
+        assert moved == pytest.approx(replayed_moved, rel=1e-4) and error == pytest.approx(replayed_error, rel=1e-4)
+    assert found[0][0] > 1e-3 and found[0][1] > 0.1 and found[1][0] == 0, "only the first stage waits"
+    assert (found[0][1] == pytest.approx(1)) == (staleness in ("none", "stash", "pipemare"))
+    assert "weights moved  error of what was used" in text
+
+
+def test_without_being_asked_nobody_measures_how_far_weights_move(two: ddip.Group) -> None:
+    report = two.run("r = p.pipe_of(p.mlp(2), 'async_1f1b').run(p.data(3, 12)); (r.stages[0].gap, str(r))")[0].value
+    assert report[0] is None and "weights moved" not in report[1]
+
+
 def test_an_option_that_the_policy_does_not_have_is_named(two: ddip.Group) -> None:
     for options, said in (
         ("staleness='gap_aware', staleness_options={'gap_decy': 0.9}", "option 'gap_decy' of gap_aware; did you mean gap_decay?"),

@@ -122,6 +122,33 @@ def replayed(
     return "identical"
 
 
+def gaps_and_replays(path: str, staleness: str, **options: Any) -> tuple[list[Any], list[tuple[float, float]], str]:
+    """What a run's report says of each stage, what its ledger's replay says, and the report."""
+    from ddip.pipeline.replay import replay
+
+    torch.set_num_threads(1)
+    batches = data(6, 12, 7, torch.float32)
+    pipe = pipe_of(
+        mlp(2, torch.float32),
+        "async_1f1b",
+        staleness=staleness,
+        ledger=path,
+        gaps=True,
+        **{"micro_batches": 4, "window": [3, 0], **options},
+    )
+    report = pipe.run(batches)
+    found = replay(path, mlp(2, torch.float32), torch.nn.functional.mse_loss, batches, gaps=True)
+    assert found.difference is None, found.difference
+    means = []
+    for index in range(2):
+        mine = [gap for gap in found.gaps if gap.stage == index]
+        ratios = [gap.ratio for gap in mine if gap.ratio is not None]
+        means.append((sum(gap.moved for gap in mine) / len(mine), sum(ratios) / len(ratios) if ratios else 0.0))
+    again = pipe.run(batches[:1]).stages  # a run of its own
+    assert again[0].gap != report.stages[0].gap and pipe.evaluate(batches).stages[0].gap is None
+    return [(one.gap.moved, one.gap.error) for one in report.stages], means, str(report)  # type: ignore[union-attr]
+
+
 class FailsAt(torch.nn.Module):
     """A layer that raises in its n-th forward."""
 

@@ -168,6 +168,12 @@ void bind_stage(py::module_& module) {
   py::class_<Loss>(module, "Loss")
       .def(py::init([](at::Tensor sum, double count) { return Loss{std::move(sum), count}; }), py::arg("sum"),
            py::arg("count"));
+  py::class_<Gaps::Means>(module, "GapMeans")
+      .def_readonly("moved", &Gaps::Means::moved)
+      .def_readonly("error", &Gaps::Means::error);
+  py::class_<Gaps, std::shared_ptr<Gaps>>(module, "Gaps")
+      .def(py::init<>())
+      .def_property_readonly("means", &Gaps::means);
   py::class_<Stage>(module, "Stage")
       .def(py::init<>())
       .def_readwrite("index", &Stage::index)
@@ -180,6 +186,7 @@ void bind_stage(py::module_& module) {
       .def_readwrite("auxiliary_losses", &Stage::auxiliary_losses)
       .def_readwrite("buffers", &Stage::buffers)
       .def_readwrite("versions", &Stage::versions)
+      .def_readwrite("gaps", &Stage::gaps)
       .def_readwrite("recompute", &Stage::recompute)
       .def_readwrite("clip", &Stage::clip)
       .def_readwrite("clip_share", &Stage::clip_share)

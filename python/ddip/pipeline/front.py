@@ -21,7 +21,7 @@ from ddip.pipeline.cutting import Cut, cut
 from ddip.pipeline.live import Watch
 from ddip.pipeline.memory import Activations, memory_of
 from ddip.pipeline.parts import Split, edges_of, parts_of
-from ddip.pipeline.report import Report, on_one_clock, rows_of, this_machine, times_of
+from ddip.pipeline.report import Gap, Report, on_one_clock, rows_of, this_machine, times_of
 from ddip.pipeline.stage_view import StageView, look_at, set_rate
 from ddip.pipeline.stepping import MakeOptimizer, MakeScheduler, Stepping, group_of, rule_of
 from ddip.pipeline.textbook_policies import checked_options
@@ -54,6 +54,8 @@ class Pipeline:
                "local", each stage by itself; "auto" is global where it is exact (synchronous schedules), else local
     replicas   pipelines side by side, each on its own batches (`replica` says which this is), that step together
     ranks      the communicator, ddip.comm() if not given
+    gaps       reports also say how far each stage's weights moved between forwards and backwards, and how near predictions came; it
+               takes a copy of what each forward used, two with a prediction, and some time
     ledger     a file for what was done (docs/ledger.md); program: the "file.py:factory" that replay is to call
     loss       a function of (output, target) that gives the mean over the samples, or (sum, count)
     """
@@ -76,6 +78,7 @@ class Pipeline:
         clipping: str = "auto",
         replicas: int = 1,
         precision: str = "fp32",
+        gaps: bool = False,
         recompute: bool | None = None,
         max_staleness: int | None = None,
         warmup: int = 0,
@@ -125,7 +128,7 @@ class Pipeline:
             raise ConfigError(f"window={window!r}: expected a number for each stage, 'textbook', or None")
         if micro_batches < 1 or accumulate < 1:
             raise ConfigError(f"micro_batches={micro_batches}, accumulate={accumulate}: expected numbers from 1 on")
-        self.loss, self.precision, self.seed, self.clip = loss, precision, seed, clip
+        self.loss, self.precision, self.seed, self.clip, self.gaps = loss, precision, seed, clip, gaps
         self.request: dict[str, Any] = {
             "schedule": schedule, "stages": len(self.modules), "rank_of_stage": self.placement, "edges": self.edges,
             "micro_batches": micro_batches, "accumulate": accumulate, "warmup": warmup, "flush_every": flush_every,
@@ -230,7 +233,7 @@ class Pipeline:
             self._writer.add(record, self.micro_batches_done)
         if training:
             self.micro_batches_done += len(source) * self.micro_batches
-        return self._report(record, len(source))
+        return self._report(record, len(source), training)
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -258,9 +261,11 @@ class Pipeline:
             ).encode()
         ).hexdigest()
 
-    def _report(self, record: Any, batches: int) -> Report:
+    def _report(self, record: Any, batches: int, training: bool) -> Report:
         times = [times_of(record, stage.index, self.ranks.rank) for stage in self._stages]
-        for one in times:
+        for one, stage in zip(times, self._stages, strict=True):
+            if training and stage.gaps:
+                one.gap = Gap(stage.gaps.means.moved, stage.gaps.means.error)
             one.memory, one.copies_kept = memory_of(self, one.stage, record.actions)
         clocked = rows_of(record, self.ranks.rank, self.replica), record.start, this_machine()
         everything = gather_objects((times, record.losses, clocked), self.ranks)
@@ -421,6 +426,7 @@ class Pipeline:
                 len(self.modules),
             )
             self.versions[index] = stage.versions
+            stage.gaps = native.Gaps() if self.gaps else None
             stage.device = next(iter(trained.values())).device
         stage.recompute = bool(recompute) and not last
         stage.clip = clip or 0.0

@@ -40,18 +40,22 @@ class Replay:
     losses: list[float] = field(default_factory=list)  # per sample, one per micro-batch
     weights: list[dict[str, Tensor]] = field(default_factory=list)  # newest, per stage
     buffers: list[dict[str, Tensor]] = field(default_factory=list)
-    gaps: list[Gap] = field(default_factory=list)  # of simulations only
+    gaps: list[Gap] = field(default_factory=list)  # of simulations, and where they were asked for
 
     @property
     def identical(self) -> bool:
         return self.difference is None
 
 
-def replay(ledger: Ledger | Path | str, stages: list[nn.Module], loss: Loss, batches: Batches) -> Replay:
-    """`stages` hold the weights that the run began with; they are not changed."""
+def replay(
+    ledger: Ledger | Path | str, stages: list[nn.Module], loss: Loss, batches: Batches, gaps: bool = False
+) -> Replay:
+    """`stages` hold the weights that the run began with; they are not changed. `gaps`: also how far they moved on the way."""
     if not isinstance(ledger, Ledger):
         ledger = read(ledger)
-    return Interpreter(ledger, stages, loss, batches).run()
+    interpreter = Interpreter(ledger, stages, loss, batches)
+    interpreter.gaps = gaps
+    return interpreter.run()
 
 
 class Interpreter:
@@ -60,6 +64,7 @@ class Interpreter:
     `fill`: the ledger has no results yet (a simulation): write them into it instead of comparing."""
 
     observe: Observer | None = None
+    gaps = False
 
     def __init__(
         self, ledger: Ledger, stages: list[nn.Module], loss: Loss, batches: Batches, fill: bool = False
@@ -218,7 +223,7 @@ class Interpreter:
         between, said = stage.version - flight.version, flight.staleness
         if self.order == "plan" and said is not None and said != between:
             raise Difference(f"{between} steps came between forward and backward, the forward says n = {said}")
-        if self.fill:
+        if self.fill or self.gaps:
             self.result.gaps.append(stage.gap(k))
         gradients = None if stage.last else self._gradients(stage, k)
         scale = float(values.get("loss_scale", 1.0))

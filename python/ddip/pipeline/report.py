@@ -17,6 +17,16 @@ COMPUTE = ("forward", "backward", "weight_gradient", "step", "predict", "stash")
 
 
 @dataclass
+class Gap:
+    """How far a stage's weights moved while its micro-batches were on their way; means over the run."""
+
+    moved: float  # ‖w_B − w_F‖: from the true version that a forward read to the newest at its backward
+    error: (
+        float  # ‖ŵ − w_B‖ / ‖w_F − w_B‖, where they moved: below 1 predictions help; 1 without one, 0 if nothing moved
+    )
+
+
+@dataclass
 class StageTimes:
     """Seconds of one stage's rank, by what they went into."""
 
@@ -33,6 +43,7 @@ class StageTimes:
     bytes_sent: int = 0
     copies_kept: int = 0  # of weights, the most at one time
     memory: Memory = field(default_factory=Memory)
+    gap: Gap | None = None  # Pipeline(…, gaps=True)
 
     @property
     def cells(self) -> list[str]:
@@ -50,6 +61,7 @@ class StageTimes:
         return [str(self.stage), *map(readable, parts), copies, activations, stale]
 
 
+GAPS = ("stage", "weights moved", "error of what was used")
 TIMES = ("stage", "rank", "forward", "backward", "update", "send", "wait", "bubble")
 MEMORY = ("stage", "weights", "gradients", "optimizer", "copies", "activations", "forwards by staleness")
 
@@ -92,7 +104,8 @@ class Report:
     def tables(self) -> list[tuple[tuple[str, ...], list[list[str]]]]:
         """Names of the columns, and the rows: where the time of each stage went, and what it held."""
         times = TIMES, [one.cells for one in self.stages]
-        return [times, (MEMORY, [one.memory_cells for one in self.stages])]
+        gaps = [[str(one.stage), f"{one.gap.moved:.4g}", f"{one.gap.error:.3f}"] for one in self.stages if one.gap]
+        return [times, (MEMORY, [one.memory_cells for one in self.stages]), *([(GAPS, gaps)] if gaps else [])]
 
     def summary(self) -> str:
         batches = "1 batch" if len(self.losses) == 1 else f"{len(self.losses)} batches"

@@ -192,6 +192,7 @@ Record Executor::run(const std::vector<Action>& actions, const RunOptions& optio
 void Executor::prepare(const std::vector<Action>& actions) {
   for (Stage& stage : stages_) {
     if (!stage.versions) continue;
+    if (stage.gaps) stage.gaps->begin();
     std::vector<int64_t> reads;
     double staleness = 0;
     for (const Action& action : actions) {
@@ -356,6 +357,7 @@ void Executor::forward(const Action& action, Done& done) {
       now.used = options_.training ? here.versions->before_forward(action.micro_batch, action.version, action.staleness)
                                    : Used{};
       if (!options_.training) here.versions->settle();
+      if (here.gaps && options_.training) here.gaps->forward(action.micro_batch, now.used, here.versions->weights());
       done.used = now.used;
     }
     compute(action, now, options_.training && !here.recompute, false);
@@ -384,6 +386,7 @@ void Executor::backward(const Action& action, Done& done) {
   done.count = now.loss_count;
   if (now.samples > 0) {
     if (here.versions) {
+      if (here.gaps) here.gaps->backward(action.micro_batch, here.versions->weights());
       done.read = here.versions->before_backward(action.micro_batch, now.used);
     }
     // Put back after the backward: its graph may have saved them, and counts their changes.

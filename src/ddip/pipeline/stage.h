@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "ddip/pipeline/gaps.h"
 #include "ddip/pipeline/value.h"
 #include "ddip/pipeline/versions.h"
 
@@ -36,6 +37,7 @@ struct Stage {
   std::function<std::vector<at::Tensor>()> buffers;
 
   std::shared_ptr<Versions> versions;  // null: it has no parameters
+  std::shared_ptr<Gaps> gaps;          // null: nobody asks how far they move
   at::Device device = at::kCPU;
   // The forward keeps no graph and runs again right before its backward.
   bool recompute = false;
