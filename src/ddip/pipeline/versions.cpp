@@ -44,7 +44,8 @@ staleness::Moment Versions::moment(int64_t micro_batch, int staleness) const {
 }
 
 at::Tensor Versions::spare() {
-  if (spares_.empty()) return at::empty_like(weights_->truth());
+  if (spares_.empty())
+    return at::zeros_like(weights_->truth());  // a policy leaves the gaps between parameters as they are
   at::Tensor found = spares_.back();
   spares_.pop_back();
   return found;
@@ -61,7 +62,7 @@ void Versions::release(int64_t label) {
 }
 
 at::Tensor& Versions::prediction() {
-  if (!prediction_.defined()) prediction_ = at::empty_like(weights_->truth());
+  if (!prediction_.defined()) prediction_ = at::zeros_like(weights_->truth());
   return prediction_;
 }
 

@@ -25,7 +25,7 @@ class Weights {
   const std::vector<at::Tensor>& masters() const { return masters_; }
 
   const at::Tensor& truth() const { return truth_; }
-  const at::Tensor& seen() const { return work_; }          // what the module computes with
+  const at::Tensor& seen() const { return seen_; }          // what the module computes with
   const at::Tensor& gradient() const { return gradient_; }  // what the backwards have summed since the last step
   bool apart() const { return !seen_.is_same(truth_); }
 
