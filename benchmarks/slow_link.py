@@ -32,6 +32,7 @@ M, SIZE, WIDTH, LAYERS, TOGETHER = (
     8,
     20,
 )  # micro-batches, their samples, layers of a stage, batches in one call
+PACKET = os.environ.get("DDIP_BENCH_PACKET", "9000")  # bytes: as a cluster's Ethernet has them
 MESSAGE = SIZE * WIDTH * 4 + 4096  # bytes
 
 
@@ -65,7 +66,8 @@ class Chain:
             self.within(rank, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
         for rank in range(count - 1):
             left, right = self.names[rank], self.names[rank + 1]
-            call("ip", "link", "add", "right", "netns", left, "type", "veth", "peer", "name", "left", "netns", right)
+            ends = ("right", "mtu", PACKET, "netns", left), ("left", "mtu", PACKET, "netns", right)
+            call("ip", "link", "add", *ends[0], "type", "veth", "peer", "name", *ends[1])
             for at, device, end in ((rank, "right", 1), (rank + 1, "left", 2)):
                 self.within(at, "ip", "addr", "add", f"10.77.{rank}.{end}/30", "dev", device)
                 self.within(at, "ip", "link", "set", device, "up")

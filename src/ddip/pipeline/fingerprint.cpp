@@ -13,15 +13,37 @@ uint64_t mixed(uint64_t hash, uint64_t word) {
   return hash ^ (hash >> 29);
 }
 
-// Some words, spread over all of the tensor, and the bytes that are no whole word. They are chosen where the tensor is:
-// what has to come from a GPU is short then.
+int64_t stride_of(int64_t words) { return words / kWords + 1; }
+
+uint64_t word_at(const std::byte* bytes, int64_t count) {
+  uint64_t word = 0;
+  std::memcpy(&word, bytes, static_cast<size_t>(count));
+  return word;
+}
+
+// The same words, chosen where the tensor is, and the bytes that are no whole word: what comes from a GPU is short
+// then.
 std::pair<at::Tensor, at::Tensor> part_of(const at::Tensor& tensor) {
-  at::Tensor bytes = tensor.detach().contiguous().flatten().view(at::kByte);
+  at::Tensor bytes = tensor.flatten().view(at::kByte);
   int64_t words = bytes.numel() / kWord;
   at::Tensor whole = bytes.narrow(0, 0, words * kWord);
   if (whole.storage_offset() % kWord != 0) whole = whole.clone();
-  return {whole.view(at::kLong).slice(0, 0, words, words / kWords + 1).contiguous().cpu(),
+  return {whole.view(at::kLong).slice(0, 0, words, stride_of(words)).contiguous().cpu(),
           bytes.narrow(0, words * kWord, bytes.numel() % kWord).cpu()};
+}
+
+uint64_t mixed_with(uint64_t hash, const at::Tensor& tensor) {
+  const auto length = static_cast<int64_t>(tensor.nbytes()), rest = length % kWord;
+  if (!tensor.is_cpu()) {
+    auto [words, last] = part_of(tensor);
+    const auto* bytes = static_cast<const std::byte*>(words.const_data_ptr());
+    for (int64_t i = 0; i < words.numel(); ++i) hash = mixed(hash, word_at(bytes + i * kWord, kWord));
+    return mixed(hash, rest > 0 ? word_at(static_cast<const std::byte*>(last.const_data_ptr()), rest) : 0);
+  }
+  const auto* bytes = static_cast<const std::byte*>(tensor.const_data_ptr());
+  const int64_t words = length / kWord;
+  for (int64_t i = 0; i < words; i += stride_of(words)) hash = mixed(hash, word_at(bytes + i * kWord, kWord));
+  return mixed(hash, rest > 0 ? word_at(bytes + words * kWord, rest) : 0);
 }
 
 }  // namespace
@@ -29,13 +51,7 @@ std::pair<at::Tensor, at::Tensor> part_of(const at::Tensor& tensor) {
 uint64_t fingerprint(const Value& value) {
   uint64_t hash = 0x6464697070697065;
   for (char byte : encode_structure(value)) hash = mixed(hash, static_cast<uint8_t>(byte));
-  for (const at::Tensor& tensor : tensors_of(value)) {
-    auto [words, rest] = part_of(tensor);
-    for (int64_t i = 0; i < words.numel(); ++i) hash = mixed(hash, static_cast<uint64_t>(words.data_ptr<int64_t>()[i]));
-    uint64_t last = 0;
-    if (rest.numel() > 0) std::memcpy(&last, rest.const_data_ptr(), rest.nbytes());
-    hash = mixed(hash, last);
-  }
+  for (const at::Tensor& tensor : tensors_of(value)) hash = mixed_with(hash, tensor.detach().contiguous());
   return hash == 0 ? 1 : hash;
 }
 
