@@ -86,6 +86,8 @@ class Stepping:
         self.steps = 0
         self._last: tuple[list[float], str] = ([], "")
         self._runs = self._find_runs()
+        self._said: list[dict[str, Any]] = []  # of the groups, when they were described
+        self._described: list[Any] = []
 
     def _refuse_other_parameters(self) -> None:
         assert self.optimizer
@@ -118,12 +120,22 @@ class Stepping:
     def state(self) -> Any:
         """What the policies ask: `_engine.StageOptimizer`."""
         native = engine()
-        groups = [group_of(self.groups[group], begin, end) for group, begin, end in self._runs]
+        said = [
+            {
+                key: float(value) if isinstance(value, torch.Tensor) else value
+                for key, value in group.items()
+                if key != "params"
+            }
+            for group in self.groups
+        ]
+        if said != self._said:  # made anew only then: it is asked for before every prediction
+            self._described = [group_of(self.groups[group], begin, end) for group, begin, end in self._runs]
+            self._said = said
         mu = 1.0
         if self.rule == "nadam" and self.steps:
             mu = float(self.optimizer.state[self.masters[0]]["mu_product"])  # type: ignore[union-attr]
         return native.StageOptimizer(
-            rule=native.rule_of(self.rule) if self.rule else native.Rule.other, groups=groups, steps=self.steps, mu_product=mu, weights=self.weights.truth,
+            rule=native.rule_of(self.rule) if self.rule else native.Rule.other, groups=self._described, steps=self.steps, mu_product=mu, weights=self.weights.truth,
             velocity=self.velocity, second=self.second,
         )  # fmt: skip
 
