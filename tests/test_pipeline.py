@@ -58,6 +58,7 @@ CELLS = [
     ("async_1f1b", "msnag", "sgd", {"recompute": True, "clip": 0.05}),
     ("virtual_async", "msnag", "sgd", {"max_staleness": 1}),
     ("2bw", "stash", "sgd", {"accumulate": 4}),
+    ("2bw", "none", "sgd", {"accumulate": 4}),
     ("paci", "none", "sgd", {"accumulate": 4}),
     ("1f1b", "none", "adam", {}),
     ("gpipe", "none", "sgd", {"recompute": True}),
@@ -380,6 +381,23 @@ def test_every_layer_may_be_connected_to_the_last_one(
     two: ddip.Group, tmp_path: Path, schedule: str, staleness: str, cut: list[int], placement: list[int]
 ) -> None:
     call = f"p.skips_replayed({str(tmp_path / 'ledger')!r}, {schedule!r}, {staleness!r}, {cut!r}, {placement!r})"
+    assert [result.value for result in two.run(call)] == ["identical"] * 2
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options"),
+    [
+        ("seq", ""),
+        ("gpipe", ""),
+        ("virtual_async", ", max_staleness=1"),
+        ("2bw", ", accumulate=4"),
+        ("paci", ", accumulate=2"),
+    ],
+)
+def test_a_skip_is_carried_by_the_other_schedules_too(
+    two: ddip.Group, tmp_path: Path, schedule: str, options: str
+) -> None:
+    call = f"p.skips_replayed({str(tmp_path / 'ledger')!r}, {schedule!r}, 'auto', [2, 3, -1], [0, 1, 0]{options})"
     assert [result.value for result in two.run(call)] == ["identical"] * 2
 
 

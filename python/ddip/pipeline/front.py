@@ -372,6 +372,8 @@ class Pipeline:
             name = (
                 "none" if not self._is_stale() else str(native.auto_policy(native.rule_of(rule))) if rule else "stash"
             )
+            if native.schedule_takes(self.request["schedule"], name)[0] == native.Fit.refused:
+                name = "none"  # 2bw and paci say by themselves which weights are read
         described = native.StageOptimizer(
             rule=native.rule_of(rule) if rule else native.Rule.other,
             groups=[group_of(group) for group in example.param_groups],
@@ -384,7 +386,7 @@ class Pipeline:
                 raise ConfigError(f"staleness={name!r}: {why}")
             if why:
                 self.notes.append(f"staleness={name!r}: {why}")
-        return name
+        return "stash" if self.request["schedule"] == "2bw" else name  # its backwards read what their forwards did
 
     def _make_policy(self) -> Any:
         return engine().make_policy(self.policy_name, **self.policy_options)

@@ -332,8 +332,8 @@ TEST(CppPipeline, ledgers_for_replay) {
         .staleness_options = {.gap = {.decay = 0.9, .eps = 1e-3}},
         .window = {3, 0}}},
       {"sgd", {.schedule = "virtual_async", .staleness = "msnag", .max_staleness = 1}},
-      {"sgd", {.schedule = "2bw", .staleness = "stash", .accumulate = 4}},
-      {"sgd", {.schedule = "paci", .staleness = "none", .accumulate = 4}},
+      {"sgd", {.schedule = "2bw", .accumulate = 4}},   // the policy is the one that it has by itself
+      {"sgd", {.schedule = "paci", .accumulate = 4}},  // none
       {"two groups", {.schedule = "async_1f1b", .staleness = "msnag"}},
       {"sgd",
        {.schedule = "async_1f1b", .staleness = "stash", .accumulate = 5}},  // 12 micro-batches: two are left over

@@ -73,7 +73,11 @@ void choose_policy(Settings& settings, const MakeOptimizer& make) {
   if (!example) throw ConfigError("the function that makes a stage's optimizer gave none");
   const staleness::Rule rule = rule_of(*example);
   std::string& name = settings.options.staleness;
-  if (name == "auto") name = settings.is_stale() ? staleness::auto_policy(rule) : "none";
+  if (name == "auto") {
+    name = settings.is_stale() ? staleness::auto_policy(rule) : "none";
+    // 2bw and paci say by themselves which weights are read.
+    if (staleness::schedule_takes(settings.options.schedule, name).fit == staleness::Fit::refused) name = "none";
+  }
   staleness::Optimizer described{.rule = rule};
   for (const auto& group : example->param_groups()) described.groups.push_back(group_of(rule, group));
   for (const auto& [fit, why] :
@@ -81,6 +85,7 @@ void choose_policy(Settings& settings, const MakeOptimizer& make) {
     if (fit == staleness::Fit::refused) throw ConfigError(fmt::format("staleness={:?}: {}", name, why));
     if (!why.empty()) settings.notes.push_back(fmt::format("staleness={:?}: {}", name, why));
   }
+  if (settings.options.schedule == "2bw") name = "stash";  // its backwards read what their forwards did
   const staleness::Needs needs = staleness::make_policy(name, settings.options.staleness_options)->needs({});
   settings.request.needs = {.predicts = needs.forward_weights, .stashes = needs.stash};
 }
