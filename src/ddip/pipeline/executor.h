@@ -48,7 +48,8 @@ class Executor {
   Executor(std::shared_ptr<tensors::Communicator> ranks, std::vector<Stage> stages, Arrangement arrangement,
            Clipping clipping, Poll poll);
 
-  // All ranks together. Throws what a stage threw, or StageFailed. The record speaks of `actions`, which must outlive it.
+  // All ranks together. Throws what a stage threw, or StageFailed. The record speaks of `actions`, which must outlive
+  // it.
   Record run(const std::vector<schedule::Action>& actions, const RunOptions& options);
 
   const std::vector<Stage>& stages() const { return stages_; }
