@@ -130,7 +130,8 @@ def test_without_being_asked_nobody_measures_how_far_weights_move(two: ddip.Grou
 
 def test_an_option_that_the_policy_does_not_have_is_named(two: ddip.Group) -> None:
     for options, said in (
-        ("staleness='gap_aware', staleness_options={'gap_decy': 0.9}", "option 'gap_decy' of gap_aware; did you mean gap_decay?"),
+        ("staleness='gap_aware', staleness_options={'gap_decy': 0.9}", "option 'gap_decy' of gap_aware; expected gap_decay, gap_eps; did you mean gap_decay?"),
+        ("staleness='msnag', staleness_options={'gap_decay': 0.9}", "option 'gap_decay' of msnag; expected none, it has no options"),
         ("staleness='gap_aware', staleness_options={'annealing_steps': 9}", "option 'annealing_steps' of gap_aware"),
         ("staleness='pipemare', staleness_options={'annealing_steps': 2.5}", "expected a whole number from 0 to 1e+15"),
         ("staleness='pipemare', staleness_options={'pipemare_decay': 2}", "option pipemare_decay is 2; expected a number from 1e-09 to 1"),

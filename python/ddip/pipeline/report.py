@@ -104,7 +104,11 @@ class Report:
     def tables(self) -> list[tuple[tuple[str, ...], list[list[str]]]]:
         """Names of the columns, and the rows: where the time of each stage went, and what it held."""
         times = TIMES, [one.cells for one in self.stages]
-        gaps = [[str(one.stage), f"{one.gap.moved:.4g}", f"{one.gap.error:.3f}"] for one in self.stages if one.gap]
+        gaps = [
+            [str(one.stage), f"{one.gap.moved:.4g}", f"{one.gap.error:.3f}" if one.gap.moved else "–"]
+            for one in self.stages
+            if one.gap
+        ]
         return [times, (MEMORY, [one.memory_cells for one in self.stages]), *([(GAPS, gaps)] if gaps else [])]
 
     def summary(self) -> str:

@@ -13,7 +13,7 @@ from ddip.pipeline.textbook_predictions import PREDICTORS
 OPTIONS = {
     "pipemare": ["annealing_steps", "pipemare_decay"],
     "gap_aware": ["gap_decay", "gap_eps"],
-    "adam": ["second_decays"],
+    **dict.fromkeys(("adam", "adamw", "nadam"), ["second_decays"]),
 }
 LIMITS = {
     "annealing_steps": (0, 1e15), "pipemare_decay": (1e-9, 1), "gap_decay": (0, 0.999999999), "gap_eps": (1e-30, 1),
@@ -43,10 +43,12 @@ def options_of(part: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_options(parts: set[str], options: Mapping[str, Any]) -> None:
-    known = {option for part in parts for option in OPTIONS.get(part, OPTIONS["adam"])}
+    known = {option for part in parts for option in OPTIONS.get(part, [])}
     for option, value in options.items():
         if option not in known:
-            raise ConfigError(f"option {option!r} of {'+'.join(sorted(parts))}{did_you_mean(option, known)}")
+            expected = ", ".join(sorted(known)) or "none, it has no options"
+            name = "+".join(sorted(parts))
+            raise ConfigError(f"option {option!r} of {name}; expected {expected}{did_you_mean(option, known)}")
         low, high = LIMITS[option]
         if not isinstance(value, (int, float)) or not low <= value <= high or (option in WHOLE and value != int(value)):
             what = "a whole number" if option in WHOLE else "a number"
