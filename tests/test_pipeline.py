@@ -479,6 +479,12 @@ def test_targets_cross_no_link(two: ddip.Group) -> None:
     assert narrow == wide and min(narrow) > 0
 
 
+def test_labels_may_be_made_of_the_inputs(two: ddip.Group) -> None:
+    for result in two.run("p.next_words()"):
+        away, moved = result.value
+        assert away < 1e-13 and moved > 1e-3
+
+
 def test_predictions_use_the_rates_that_the_scheduler_really_comes_to(two: ddip.Group, tmp_path: Path) -> None:
     assert [result.value for result in two.run(f"p.scheduled({str(tmp_path / 'ledger')!r})")] == ["identical"] * 2
     lines = [json.loads(line) for line in (tmp_path / "ledger").read_text().splitlines()[1:]]

@@ -606,6 +606,32 @@ def bytes_with_targets_of(width: int) -> list[int]:
     return [stage.bytes_sent for stage in pipe.run(batches).stages]
 
 
+def next_words() -> tuple[float, float]:
+    """A language model, whose labels are its own inputs one word later: (how far from one process, how far it came)."""
+    torch.manual_seed(3)
+    texts = torch.randint(11, (4, 12, 7))
+
+    def parts() -> list[torch.nn.Module]:
+        torch.manual_seed(4)
+        made = [torch.nn.Sequential(torch.nn.Embedding(11, 8), torch.nn.Linear(8, 8)), torch.nn.Linear(8, 11)]
+        return [part.double() for part in made]
+
+    def loss(out: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(out[:, :-1].flatten(0, 1), words[:, 1:].flatten())
+
+    pipe = ddip.Pipeline(parts(), loss=loss, optimizer=sgd, schedule="1f1b", micro_batches=4)
+    pipe.run([(text, text) for text in texts])
+    model = torch.nn.Sequential(*parts())
+    begun = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    optimizer = sgd(model.parameters())
+    for text in texts:
+        optimizer.zero_grad()
+        loss(model(text), text).backward()
+        optimizer.step()
+    ended = pipe.state_dict()
+    return furthest(model.state_dict(), ended), furthest(begun, ended)
+
+
 def scheduled(path: str) -> str:
     """Rates that a scheduler changes at every step."""
     return replayed(
