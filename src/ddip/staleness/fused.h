@@ -1,8 +1,8 @@
 // Element-wise updates in one pass over memory, in fp32: on CPU by our own vector code, in as many threads as torch
-// has, on a GPU by kernels of our own; anywhere else by the torch operations that each comment names. All give the same
-// bits as those operations on the same device (CPU: tests/test_staleness.py, GPU: tests/test_gpu.py). Every tensor is
-// flat, of one length, type and device; `out` overlaps nothing; a term whose coefficient is 0 or whose tensor is
-// undefined is left out.
+// has, on a GPU by kernels of our own; anywhere else by the torch operations that each comment names. On a
+// CPU all give the same bits as those operations (tests/test_staleness.py), on a GPU the same but for two units in the
+// last place (tests/test_gpu_predictions.py). Every tensor is flat, of one length, type and device; `out` overlaps
+// nothing; a term whose coefficient is 0 or whose tensor is undefined is left out.
 #pragma once
 
 #include <string>
