@@ -33,6 +33,12 @@ SAID = {
     "nadam": ("betas", "eps", "weight_decay", "maximize", "momentum_decay", "decoupled_weight_decay"),
 }
 
+# What group_of looks at.
+SEEN = (
+    "lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "amsgrad", "betas", "eps", "momentum_decay",
+    "decoupled_weight_decay",
+)  # fmt: skip
+
 MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], Any]
 
@@ -62,6 +68,13 @@ def group_of(options: dict[str, Any], begin: int = 0, end: int = 0) -> Any:
     )  # fmt: skip
 
 
+def plain(option: Any) -> Any:
+    """As it is now: what is changed in place later is another one."""
+    if isinstance(option, (list, tuple)):
+        return [float(part) for part in option]
+    return float(option) if isinstance(option, torch.Tensor) else option
+
+
 class Stepping:
     """One stage's. `weights`: its flat memory."""
 
@@ -86,7 +99,7 @@ class Stepping:
         self.steps = 0
         self._last: tuple[list[float], str] = ([], "")
         self._runs = self._find_runs()
-        self._said: list[dict[str, Any]] = []  # of the groups, when they were described
+        self._said: list[list[Any]] = []  # of the groups, when they were described
         self._described: list[Any] = []
 
     def _refuse_other_parameters(self) -> None:
@@ -120,14 +133,7 @@ class Stepping:
     def state(self) -> Any:
         """What the policies ask: `_engine.StageOptimizer`."""
         native = engine()
-        said = [
-            {
-                key: float(value) if isinstance(value, torch.Tensor) else value
-                for key, value in group.items()
-                if key != "params"
-            }
-            for group in self.groups
-        ]
+        said = [[plain(group.get(key)) for key in SEEN] for group in self.groups]
         if said != self._said:  # made anew only then: it is asked for before every prediction
             self._described = [group_of(self.groups[group], begin, end) for group, begin, end in self._runs]
             self._said = said

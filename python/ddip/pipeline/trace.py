@@ -99,6 +99,10 @@ def trace(
     except Exception as error:
         if how == "fx" or inputs is None:
             raise ConfigError(f"torch.fx cannot trace {_kind(model)}: {_first_line(error)}") from error
+        if leaves:
+            raise ConfigError(
+                f"torch.fx cannot trace {_kind(model)}: {_first_line(error)}; torch.export might, but leaves no module whole"
+            ) from error
         try:
             return _exported(model, inputs)
         except ConfigError as second:
