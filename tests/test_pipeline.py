@@ -479,6 +479,19 @@ def test_targets_cross_no_link(two: ddip.Group) -> None:
     assert narrow == wide and min(narrow) > 0
 
 
+@pytest.mark.parametrize(("schedule", "staleness"), [("async_1f1b", "stash"), ("async_1f1b", "auto"), ("2bw", "auto")])
+def test_a_step_may_take_more_batches_than_any_short_plan_has(
+    two: ddip.Group, tmp_path: Path, schedule: str, staleness: str
+) -> None:
+    call = f"p.stepping_rarely({str(tmp_path / 'ledger')!r}, {schedule!r}, {staleness!r})"
+    assert [result.value for result in two.run(call)] == ["identical"] * 2
+
+
+@pytest.mark.parametrize("call", ["'gpipe'", "'async_1f1b', staleness='stash', accumulate=4", "'2bw', accumulate=4"])
+def test_an_empty_micro_batch_leaves_no_copy_of_the_weights(two: ddip.Group, call: str) -> None:
+    assert [result.value for result in two.run(f"p.kept_after_small_batches({call})")] == [[0], [0]]
+
+
 def test_labels_may_be_made_of_the_inputs(two: ddip.Group) -> None:
     for result in two.run("p.next_words()"):
         away, moved = result.value

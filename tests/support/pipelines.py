@@ -606,6 +606,37 @@ def bytes_with_targets_of(width: int) -> list[int]:
     return [stage.bytes_sent for stage in pipe.run(batches).stages]
 
 
+def stepping_rarely(path: str, schedule: str, staleness: str) -> str:
+    """One step in eight batches, which a plan of few batches would take for a synchronous run."""
+    from ddip.pipeline.replay import replay
+
+    torch.set_num_threads(1)
+    batches = data(40, 4, dtype=torch.float32)
+
+    def parts() -> list[torch.nn.Module]:
+        torch.manual_seed(2)
+        first = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8), torch.nn.Tanh())
+        return [first, torch.nn.Linear(8, 3)]
+
+    loss = torch.nn.functional.mse_loss
+    pipe = ddip.Pipeline(
+        parts(), loss=loss, optimizer=sgd, schedule=schedule, staleness=staleness, micro_batches=1, accumulate=8, ledger=path
+    )  # fmt: skip
+    report = pipe.run(batches)
+    if ddip.rank() != 0:
+        return "identical"
+    assert max(report.stages[0].staleness) > 0
+    return replay(path, parts(), loss, batches).difference or "identical"
+
+
+def kept_after_small_batches(schedule: str, **options: Any) -> list[int]:
+    """Copies of weights that are there after runs whose last batch has fewer samples than micro-batches."""
+    pipe = pipe_of(mlp(2), schedule, micro_batches=4, **options)
+    for _ in range(3):
+        pipe.run(data(4, 8, 2))
+    return [versions.kept for versions in pipe.versions.values()]
+
+
 def next_words() -> tuple[float, float]:
     """A language model, whose labels are its own inputs one word later: (how far from one process, how far it came)."""
     torch.manual_seed(3)

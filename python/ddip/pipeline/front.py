@@ -152,7 +152,8 @@ class Pipeline:
         self.asynchronous = not native.is_synchronous(schedule)
         self.clipping = clipping_of(clipping, clip, self.asynchronous)
         # Long enough to show what every batch of a longer run will be like.
-        self.plan = self.plan_of(8 + warmup + (switch_at or 0))
+        enough = max(8, 3 * accumulate // max(micro_batches, 1) + 1)
+        self.plan = self.plan_of(enough + warmup + (switch_at or 0))
         self.notes: list[str] = list(self.plan.notes)  # what was asked for and is not so, for people
         self.policy_name = self._choose_policy(staleness, optimizer)
         self.policy_options = checked_options(self.policy_name, staleness_options or {})

@@ -90,7 +90,8 @@ Executor::Executor(std::shared_ptr<tensors::Communicator> ranks, std::vector<Sta
   const int tags = first_tag(*ranks_, static_cast<int>(links.size()) * kTagsOfAChannel + 1);
   const int me = ranks_->rank();
   std::set<int> neighbours;
-  const bool gpu = std::ranges::any_of(stages_, [](const Stage& stage) { return stage.device.is_cuda(); });
+  // Of all stages: one of the CPU sees its frames, and may copy from them behind our back if they are pinned.
+  const bool gpu = std::ranges::all_of(stages_, [](const Stage& stage) { return stage.device.is_cuda(); });
   for (size_t number = 0; number < links.size(); ++number) {
     const auto& [from, to, frames] = links[number];
     if (from == to || (me != from && me != to)) continue;
@@ -181,6 +182,7 @@ Record Executor::run(const std::vector<Action>& actions, const RunOptions& optio
   agree("");
   for (Stage& stage : stages_) {
     if (stage.versions) stage.versions->settle();
+    if (stage.gaps) stage.gaps->end();
   }
   for (const auto& [link, sender] : senders_) record_.bytes_sent += sender.bytes();
   record_.bytes_sent -= sent_before;
@@ -344,6 +346,7 @@ void Executor::forward(const Action& action, Done& done) {
   done.count = static_cast<double>(now.samples);
   if (now.samples == 0) {
     if (here.loss) now.loss_count = 0;
+    if (here.versions && options_.training) here.versions->skip(action.version);
   } else {
     if (here.loss && here.input && !here.incoming.empty() && reads_twice()) {
       Sample own = here.input(action.micro_batch);
@@ -512,8 +515,10 @@ void Executor::fail(const std::string& why) {
 void Executor::reset() {
   flights_.clear();
   waiting_.clear();
+  record_ = Record();  // it speaks of actions that nobody has to keep any more
   if (norms_) norms_->reset();
   for (Stage& stage : stages_) {
+    if (stage.gaps) stage.gaps->begin();
     if (stage.versions) stage.versions->reset();
   }
 }

@@ -27,6 +27,12 @@ void Gaps::backward(int64_t micro_batch, const Weights& weights) {
   error_ += error;
 }
 
+void Gaps::end() {
+  flights_.clear();
+  last_ = {};
+  last_label_ = -1;
+}
+
 Gaps::Means Gaps::means() const {
   return {.moved = count_ > 0 ? moved_ / static_cast<double>(count_) : 0,
           .error = that_moved_ > 0 ? error_ / static_cast<double>(that_moved_) : 0};

@@ -20,8 +20,10 @@ class Gaps {
   void begin();  // of a run
   // Right before the forward, when `weights` show what it will use.
   void forward(int64_t micro_batch, const Used& used, const Weights& weights);
-  // Before its backward has loaded anything.
+  // Before its backward is shown anything.
   void backward(int64_t micro_batch, const Weights& weights);
+
+  void end();  // of the run: the means stay
 
   Means means() const;
 

@@ -155,7 +155,9 @@ Settings decided(PipelineOptions asked, size_t stages, int rank, int world, cons
                       .warmup = options.warmup,
                       .flush_every = options.flush_every,
                       .switch_at = options.switch_at};
-  settings.plan = settings.plan_of(8 + options.warmup + std::max<int64_t>(options.switch_at, 0));
+  // Long enough that its last steps are like those of any longer run.
+  const int64_t enough = std::max<int64_t>(8, 3 * int64_t{options.accumulate} / std::max(options.micro_batches, 1) + 1);
+  settings.plan = settings.plan_of(enough + options.warmup + std::max<int64_t>(options.switch_at, 0));
   settings.notes = settings.plan.notes;
   if (options.clipping == "auto") options.clipping = settings.synchronous() && options.clip > 0 ? "global" : "local";
   settings.norm_delay = settings.synchronous() ? 0 : 1 + most_stale(settings.plan);

@@ -107,6 +107,14 @@ Used Versions::before_forward(int64_t micro_batch, int64_t version, int stalenes
   return used;
 }
 
+void Versions::skip(int64_t version) {
+  version += first_;
+  auto left = expected_.find(version);
+  if (left == expected_.end()) return;
+  if (--left->second == 0) expected_.erase(left);
+  if (version < version_) release(version);  // it was kept for this one, too
+}
+
 ReadBack Versions::before_backward(int64_t micro_batch, const Used& used) {
   at::NoGradGuard quiet;
   ReadBack read{.version = version_};

@@ -50,6 +50,8 @@ class Versions {
 
   // `version`: the one to read, from the run's beginning on.
   Used before_forward(int64_t micro_batch, int64_t version, int staleness);
+  // A forward that will not come after all: its micro-batch is empty.
+  void skip(int64_t version);
   ReadBack before_backward(int64_t micro_batch, const Used& used);
   // The micro-batch's gradients are in the sum; its weights are not needed any more. `count`: samples, or what the loss
   // was a sum over.

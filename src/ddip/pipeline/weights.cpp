@@ -48,7 +48,7 @@ Weights::Weights(const std::vector<at::Tensor>& parameters, const std::vector<st
   if (apart) show_truth();
   std::vector<at::Tensor> seen = slices(seen_);
   for (size_t i = 0; i < parameters.size(); ++i) {
-    at::Tensor parameter = parameters[i];
+    const at::Tensor& parameter = parameters[i];
     parameter.set_data(seen[i]);
     parameter.mutable_grad() = gradients[i];
     at::Tensor master = trues[i].detach();
@@ -70,8 +70,12 @@ std::vector<at::Tensor> Weights::slices(const at::Tensor& flat) const {
 }
 
 void Weights::show(const at::Tensor& flat) {
-  if (shown_.defined() ? shown_.is_same(flat) : !apart()) return;
-  DDIP_CHECK(apart() && flat.is_contiguous() && flat.nbytes() == truth_.nbytes() && flat.device() == truth_.device(),
+  if (shown_.defined() && shown_.is_same(flat)) return;
+  if (!apart()) {
+    DDIP_CHECK(flat.is_same(truth_), "other weights than the true ones are shown only where that was announced");
+    return;
+  }
+  DDIP_CHECK(flat.is_contiguous() && flat.nbytes() == truth_.nbytes() && flat.device() == truth_.device(),
              "weights that are shown lie as the true ones do");
   seen_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(memory_of(flat));
   shown_ = flat;
