@@ -224,7 +224,7 @@ def test_momentum_predicts_nearer_than_stale_weights_and_diverging_runs_say_so()
 def test_every_policy_runs(name: str) -> None:
     policy, optimizer = choice_of(name)
     row = computed(of("async_1f1b", policy, "language", optimizer, 0.01), replace(SMALL, steps=4, accumulate=2))
-    assert math.isfinite(row["loss"]) and row["copies"] >= 2
+    assert math.isfinite(row["loss"]) and row["copies"] >= (1 if name == "none" else 2)
 
 
 # ---- time and memory
@@ -260,11 +260,12 @@ def test_copies_are_those_that_were_measured() -> None:
     for policy in ("none", "stash", "msnag", "msnag+stash"):
         line = next(line for line in documented.splitlines() if line.startswith(f"| {policy} | keep graph | fp32"))
         assert copies_of(settings, "async_1f1b", policy)[0] == int(line.split("|")[-2]), policy
-    assert copies_of(settings, "async_1f1b", "stash") == [4, 3, 2]  # nothing is stale on the last stage
-    assert copies_of(settings, "1f1b", "stash") == [2, 2, 2]
-    assert copies_of(replace(settings, accumulate=4), "async_1f1b", "stash") == [3, 3, 2]
-    assert copies_of(replace(settings, accumulate=4), "2bw", "none") == [3, 3, 3]
-    assert copies_of(settings, "async_1f1b", "gap_aware") == [6, 5, 4]
+    assert copies_of(settings, "async_1f1b", "stash") == [3, 2, 1]  # nothing is stale on the last stage
+    assert copies_of(settings, "1f1b", "stash") == [1, 1, 1]
+    assert copies_of(replace(settings, accumulate=4), "async_1f1b", "stash") == [2, 2, 1]
+    assert copies_of(replace(settings, accumulate=4), "2bw", "none") == [2, 2, 2]
+    assert copies_of(settings, "async_1f1b", "gap_aware") == [5, 4, 3]
+    assert copies_of(settings, "async_1f1b", "msnag") == [2, 2, 1]
 
 
 # ---- the plan

@@ -13,18 +13,21 @@ STASHES = {"stash", "gap_aware", "nesterov"}
 
 
 def copies_of(settings: Settings, schedule: str, policy: str) -> list[int]:
-    """Per stage. The first two are the true weights and those that the module looks at."""
+    """Per stage. The first one are the true weights."""
     window = list(plan_of(settings, schedule).window)
     sizes = [settings.per_batch(schedule)] * (settings.length // settings.per_batch(schedule))
     parts = parts_of(policy)
     own = sum(copies for part, copies in OWN.items() if part in parts)
     if schedule == "2bw":
-        return [3 + own] * settings.stages  # the version before the newest, everywhere
+        return [2 + own] * settings.stages  # the version before the newest, everywhere
     accumulate = 1 if schedule in SYNCHRONOUS else settings.accumulate
     kept = [0] * settings.stages
     if parts & STASHES:
         kept = [_stashed(schedule, sizes, w, accumulate, predictor_in(parts) is not None) for w in window]
-    return [2 + own + copies for copies in kept]
+    elif predictor_in(parts) or "pipemare" in parts:  # what they write: one, where something is stale
+        everywhere = "spectrain" in parts
+        kept = [int(everywhere or (w > 0 and schedule not in SYNCHRONOUS)) for w in window]
+    return [1 + own + copies for copies in kept]
 
 
 def _stashed(schedule: str, sizes: list[int], window: int, accumulate: int, predicted: bool) -> int:
