@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ddip/base/error.h"
+#include "ddip/tensors/library_function.h"
 #include "ddip/tensors/torch.h"
 
 namespace ddip::tensors {
@@ -59,12 +60,6 @@ void* found_library() {
   throw ConfigError("no NVRTC is to be found: torch's CUDA builds bring it along");
 }
 
-template <typename Function>
-void find(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(::dlsym(library, name));
-  if (!function) throw ConfigError(fmt::format("NVRTC has no {}", name));
-}
-
 }  // namespace
 
 const CudaCompiler& CudaCompiler::get() {
@@ -74,18 +69,18 @@ const CudaCompiler& CudaCompiler::get() {
 
 CudaCompiler::CudaCompiler() {
   void* library = found_library();
-  find(library, "nvrtcCreateProgram", create_);
-  find(library, "nvrtcDestroyProgram", destroy_);
-  find(library, "nvrtcCompileProgram", compile_);
-  find(library, "nvrtcGetPTXSize", ptx_size_);
-  find(library, "nvrtcGetPTX", ptx_);
-  find(library, "nvrtcGetCUBINSize", binary_size_);
-  find(library, "nvrtcGetCUBIN", binary_);
-  find(library, "nvrtcGetProgramLogSize", log_size_);
-  find(library, "nvrtcGetProgramLog", log_);
-  find(library, "nvrtcGetNumSupportedArchs", count_architectures_);
-  find(library, "nvrtcGetSupportedArchs", architectures_);
-  find(library, "nvrtcGetErrorString", error_text_);
+  find(library, "NVRTC", "nvrtcCreateProgram", create_);
+  find(library, "NVRTC", "nvrtcDestroyProgram", destroy_);
+  find(library, "NVRTC", "nvrtcCompileProgram", compile_);
+  find(library, "NVRTC", "nvrtcGetPTXSize", ptx_size_);
+  find(library, "NVRTC", "nvrtcGetPTX", ptx_);
+  find(library, "NVRTC", "nvrtcGetCUBINSize", binary_size_);
+  find(library, "NVRTC", "nvrtcGetCUBIN", binary_);
+  find(library, "NVRTC", "nvrtcGetProgramLogSize", log_size_);
+  find(library, "NVRTC", "nvrtcGetProgramLog", log_);
+  find(library, "NVRTC", "nvrtcGetNumSupportedArchs", count_architectures_);
+  find(library, "NVRTC", "nvrtcGetSupportedArchs", architectures_);
+  find(library, "NVRTC", "nvrtcGetErrorString", error_text_);
 }
 
 void CudaCompiler::require(int error, const char* what) const {

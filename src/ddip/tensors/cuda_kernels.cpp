@@ -7,18 +7,13 @@
 
 #include "ddip/base/error.h"
 #include "ddip/tensors/cuda_compiler.h"
+#include "ddip/tensors/library_function.h"
 
 namespace ddip::tensors {
 namespace {
 
 constexpr int64_t kBlock = 256, kMostBlocks = int64_t{1} << 30;
 constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
-
-template <typename Function>
-void find(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(::dlsym(library, name));
-  if (!function) throw ConfigError(fmt::format("CUDA's driver or torch has no {}", name));
-}
 
 struct Driver {
   int (*init)(unsigned) = nullptr;
@@ -50,21 +45,21 @@ struct Driver {
   Driver() {
     void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!library) throw ConfigError("no CUDA driver is to be found (libcuda.so.1)");
-    find(library, "cuInit", init);
-    find(library, "cuGetErrorString", error_text);
-    find(library, "cuDeviceGet", device);
-    find(library, "cuDeviceGetAttribute", attribute);
-    find(library, "cuDevicePrimaryCtxRetain", context);
-    find(library, "cuCtxPushCurrent_v2", push);
-    find(library, "cuCtxPopCurrent_v2", pop);
-    find(library, "cuModuleLoadData", load);
-    find(library, "cuModuleGetFunction", function);
-    find(library, "cuLaunchKernel", launch);
+    find(library, "CUDA's driver", "cuInit", init);
+    find(library, "CUDA's driver", "cuGetErrorString", error_text);
+    find(library, "CUDA's driver", "cuDeviceGet", device);
+    find(library, "CUDA's driver", "cuDeviceGetAttribute", attribute);
+    find(library, "CUDA's driver", "cuDevicePrimaryCtxRetain", context);
+    find(library, "CUDA's driver", "cuCtxPushCurrent_v2", push);
+    find(library, "CUDA's driver", "cuCtxPopCurrent_v2", pop);
+    find(library, "CUDA's driver", "cuModuleLoadData", load);
+    find(library, "CUDA's driver", "cuModuleGetFunction", function);
+    find(library, "CUDA's driver", "cuLaunchKernel", launch);
     void* torch = ::dlopen("libc10_cuda.so", RTLD_NOW | RTLD_NOLOAD);
     if (!torch) throw ConfigError("this torch is for CPUs");
     // c10::cuda::CUDAStream::stream() const. A CUDAStream is a c10::Stream and nothing else. CPU builds have not even
     // its declaration, and c10::Stream itself tells its CUDA stream in newer versions only.
-    find(torch, "_ZNK3c104cuda10CUDAStream6streamEv", stream);
+    find(torch, "torch", "_ZNK3c104cuda10CUDAStream6streamEv", stream);
     require(init(0), "CUDA's driver");
   }
 };

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "ddip/base/error.h"
+#include "ddip/tensors/library_function.h"
 
 namespace ddip::tensors {
 namespace {
@@ -17,12 +18,6 @@ void* loaded_library() {
   throw ConfigError("no CUDA runtime is loaded: this torch is for CPUs");
 }
 
-template <typename Function>
-void find(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(::dlsym(library, name));
-  if (!function) throw ConfigError(fmt::format("the CUDA runtime has no {}", name));
-}
-
 }  // namespace
 
 const CudaRuntime& CudaRuntime::get() {
@@ -32,12 +27,12 @@ const CudaRuntime& CudaRuntime::get() {
 
 CudaRuntime::CudaRuntime() {
   void* library = loaded_library();
-  find(library, "cudaMalloc", malloc_);
-  find(library, "cudaFree", free_);
-  find(library, "cudaIpcGetMemHandle", get_handle_);
-  find(library, "cudaIpcOpenMemHandle", open_handle_);
-  find(library, "cudaIpcCloseMemHandle", close_handle_);
-  find(library, "cudaGetErrorString", error_text_);
+  find(library, "the CUDA runtime", "cudaMalloc", malloc_);
+  find(library, "the CUDA runtime", "cudaFree", free_);
+  find(library, "the CUDA runtime", "cudaIpcGetMemHandle", get_handle_);
+  find(library, "the CUDA runtime", "cudaIpcOpenMemHandle", open_handle_);
+  find(library, "the CUDA runtime", "cudaIpcCloseMemHandle", close_handle_);
+  find(library, "the CUDA runtime", "cudaGetErrorString", error_text_);
 }
 
 void CudaRuntime::require(int error, const char* what) const {
