@@ -18,8 +18,10 @@ RENDER_INTERVAL = 0.1
 BYTES_PER_SECOND = 400_000
 NOTEBOOK_LINES = 1000
 TERMINAL_LINES = 100_000
-# What one rank does first the others get a moment to do too: a clear_output(), a bar.
+# What one rank does first the others get a moment to do too: a clear_output() ...
 PATIENCE = 0.3
+# ... or a bar. A busy machine may hold up one rank so long, and a bar that changes its owner looks broken.
+BAR_PATIENCE = 1.0
 # clear_output() of one rank leaves the others' output alone: so much of it can be shown again.
 REMEMBERED_BYTES = 4 << 20
 
@@ -204,7 +206,7 @@ class Merged:
             self._early_bar, self._bar_waits = None, False
             return rank
         now = time.monotonic()
-        self._early_bar = self._early_bar or now + PATIENCE
+        self._early_bar = self._early_bar or now + BAR_PATIENCE
         self._bar_waits = now < self._early_bar
         return None if self._bar_waits else rank
 

@@ -186,6 +186,21 @@ TEST(Difference, a_slower_rank_does_not_take_the_place_of_a_bar_that_is_done) {
   EXPECT_EQ(d.bars(), (std::map<int, std::vector<std::string>>{{1, {"your name? "}}}));
 }
 
+// rich erases its lines before it draws them anew: nothing is ever overwritten.
+TEST(Difference, a_slower_rank_does_not_take_the_place_of_erased_and_redrawn_bars_that_are_done) {
+  Difference d({0, 1});
+  for (int rank : {0, 1}) {
+    d.write(rank, Stream::out, "\x1b[?25l\r\x1b[2Kepoch 0%\nbatch 0%", at(0ms));
+    d.write(rank, Stream::out, "\r\x1b[2K\x1b[1A\x1b[2Kepoch 67%\nbatch 98%", at(0ms));
+  }
+  d.write(0, Stream::out, "\r\x1b[2K\x1b[1A\x1b[2Kepoch 100%\nbatch 100%\n\x1b[?25h", at(0ms));
+  d.close(0, at(0ms));
+  EXPECT_TRUE(d.bars().empty());
+  d.write(1, Stream::out, "\r\x1b[2K\x1b[1A\x1b[2Kepoch 100%\nbatch 100%\n\x1b[?25h", at(0ms));
+  d.close(1, at(0ms));
+  EXPECT_EQ(d.blocks(), (Blocks{{{0, 1}, Stream::out, "epoch 100%\nbatch 100%\n", 0}}));
+}
+
 TEST(Difference, equal_text_on_another_stream_is_another_line) {
   Difference d({0, 1}, appending());
   d.write(0, Stream::out, "same\n", at(0ms));

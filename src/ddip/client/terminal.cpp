@@ -192,8 +192,12 @@ void Terminal::draw(std::string_view glyph) {
   if (static_cast<long>(row_) > departed_from_) drew_below_ = true;
   visit_.drawn = true;
   Row* row = &rows_[row_];
-  if (offset_ == 0 && blank(row->text)) *row = Row{};  // a bar that was wiped out: what comes is new
-  if (visit_.returned || visit_.by != Arrival::newline) row->returned = true;
+  const bool returned = visit_.returned || visit_.by != Arrival::newline;
+  if (offset_ == 0 && blank(row->text)) {  // a bar that was wiped out: what comes is new
+    if (returned && row->erased) drew_bar_ = true;
+    *row = Row{};
+  }
+  if (returned) row->returned = true;
 
   if (row->text.size() + columns_beyond_ + colour_.size() + glyph.size() > kMaxRowBytes) {
     spill();
@@ -273,6 +277,7 @@ void Terminal::colour() {
 void Terminal::erase_row(int mode) {
   Row& row = rows_[row_];
   const size_t at = column();
+  const bool visible = !blank(row.text);
   if (mode == 0) {
     row.text.resize(offset_);
   } else if (mode == 2) {
@@ -280,6 +285,7 @@ void Terminal::erase_row(int mode) {
   } else if (mode == 1) {
     row.text.replace(0, column_end(row.text, offset_), std::string(at + 1, ' '));
   }
+  row.erased |= visible && blank(row.text);
   if (mode != 0) move_to_column(at);
 }
 
@@ -287,7 +293,9 @@ void Terminal::erase_rows(int mode) {
   if (mode != 0 && mode != 2) return;
   erase_row(mode);
   for (size_t i = mode == 0 ? row_ + 1 : 0; i < rows_.size(); ++i) {
-    if (i != row_) rows_[i].text.clear();
+    if (i == row_) continue;
+    rows_[i].erased |= !blank(rows_[i].text);
+    rows_[i].text.clear();
   }
 }
 

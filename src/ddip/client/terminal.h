@@ -55,7 +55,7 @@ class Terminal {
   std::vector<Line> take_settled();
   // Top to bottom, without '\n', without blank rows at the end.
   std::vector<std::string> live() const;
-  // Was there ever a line redrawn after '\r'?
+  // Was there ever a line redrawn after '\r', over what was there or in its erased place?
   bool drew_bar() const { return drew_bar_; }
 
  private:
@@ -63,6 +63,7 @@ class Terminal {
     std::string text;
     bool returned = false;  // drawn after '\r' or reached by a cursor move: may be one of several bars
     bool redrawn = false;   // visible text was overwritten
+    bool erased = false;    // visible text was, by the terminal's own command (rich erases every frame)
   };
   enum class Parse { text, escape, csi, string, string_escape };
   enum class Arrival { newline, up, down };
