@@ -53,7 +53,6 @@ class FlatStage:
         ):
             w.copy_(p.detach())
             p.data = work
-            p.grad = g
             true.append(nn.Parameter(w))
             true[-1].grad = g
         self.optimizer = torch.optim.SGD(true, RATE, momentum=MOMENTUM, foreach=False)
@@ -129,6 +128,10 @@ class FlatStage:
             # Not before the backward: batch norm's graph has saved its running statistics and refuses changed ones.
             for buffer, before in zip(self.module.buffers(), buffers, strict=True):
                 buffer.copy_(before)
+        for p, g in zip(self.module.parameters(), self.gradient.views(), strict=True):
+            if p.grad is not None:
+                g.add_(p.grad) if self.pending else g.copy_(p.grad)
+                p.grad = None
         self.pending.append(k)
         self.samples += len(x)
         said = {"kind": "true", "version": self.version} if kept is None else {"kind": "forward"}

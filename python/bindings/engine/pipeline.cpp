@@ -59,7 +59,6 @@ void bind_weights(py::module_& module) {
            py::arg("names"), py::arg("apart"))
       .def_property_readonly("masters", &Weights::masters)
       .def_property_readonly("truth", &Weights::truth)
-      .def_property_readonly("gradient", &Weights::gradient)
       .def_property_readonly("apart", &Weights::apart)
       .def_property_readonly("begins", &Weights::begins)
       .def("show", &Weights::show, py::arg("flat"))

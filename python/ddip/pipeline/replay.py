@@ -20,7 +20,7 @@ from ddip.errors import ConfigError
 from ddip.pipeline.borders import Routes, added, floats_in
 from ddip.pipeline.ledger import Ledger, Record, read
 from ddip.pipeline.micro_batches import Batches, micro_batches_of, samples_in
-from ddip.pipeline.replay_stage import Difference, Gap, Stage, hash_of
+from ddip.pipeline.replay_stage import Difference, Found, Gap, Stage, hash_of
 from ddip.pipeline.seeds import seed_of
 from ddip.pipeline.tying import ties_of, wrapped
 
@@ -93,7 +93,7 @@ class Interpreter:
         # (name, micro-batch) → its gradient from each stage that takes it
         self.gradients: dict[tuple[str, int], dict[int, list[Tensor | None]]] = {}
         self.widths: dict[tuple[int, str], int] = {}  # tensors with gradients in what a stage takes
-        self.waiting: dict[tuple[int, int], dict[str, Tensor]] = {}  # of split backwards
+        self.waiting: dict[tuple[int, int], Found] = {}  # of split backwards
         self.seen: set[tuple[int, int]] = set()
         self.losses: dict[int, tuple[float, int]] = {}
         self.result = Replay(None)
@@ -270,7 +270,7 @@ class Interpreter:
             raise Difference("no split backward of this micro-batch came before it")
         self._enter(stage, k, self.waiting.pop((stage.index, k)))
 
-    def _enter(self, stage: Stage, k: int, gradient: dict[str, Tensor]) -> None:
+    def _enter(self, stage: Stage, k: int, gradient: Found) -> None:
         stage.pending[k] = gradient
         stage.samples[k] = self.losses[k][1]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from ddip.pipeline.textbook_policies import check_policy, options_of, parts_of, 
 from ddip.pipeline.textbook_predictions import Partial, predicted
 
 Weights = dict[str, Tensor]
+Found = Mapping[str, Tensor | None]  # a micro-batch's gradients; None: it did not use the weight
 
 
 class Difference(Exception):  # noqa: N818 - not an error of ours: what replay is there to find
@@ -94,7 +95,7 @@ class Stage:
         self.buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
         self.memory = {name: Memory() for name in self.trained}
         self.flights: dict[int, Flight] = {}
-        self.pending: dict[int, Weights] = {}  # gradients since the last step, in the order in which they came
+        self.pending: dict[int, Found] = {}  # gradients since the last step, in the order in which they came
         self.samples: dict[int, int] = {}  # what each pending gradient counts for
         self.loss_scale = 1.0
         self.norms: list[float] = []  # of each step's gradient, before it was clipped
@@ -152,7 +153,7 @@ class Stage:
 
     def backward(
         self, said: Json, micro_batch: int, recomputed: bool, gradients: list[Tensor | None] | None
-    ) -> tuple[list[Tensor | None], Weights]:
+    ) -> tuple[list[Tensor | None], Found]:
         """Gradients for the border before this stage, and of the weights. `gradients`: from the next stage, None on the last."""
         flight = self.flights.pop(micro_batch)
         weights = flight.used if said["kind"] == "forward" else self._weights_for(said)
@@ -172,17 +173,15 @@ class Stage:
         if pairs:
             found = torch.autograd.grad([y for y, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
         of_inputs, of_weights = list(found[: len(flight.inputs)]), found[len(flight.inputs) :]
-        gradient = {
-            name: torch.zeros_like(self.weights[name]) if part is None else part
-            for name, part in zip(self.trained, of_weights, strict=True)
-        }
-        return of_inputs, self.scaled_by_gap(gradient, flight.used)
+        return of_inputs, self.scaled_by_gap(dict(zip(self.trained, of_weights, strict=True)), flight.used)
 
-    def scaled_by_gap(self, gradient: Weights, used: Weights) -> Weights:
+    def scaled_by_gap(self, gradient: Found, used: Weights) -> Found:
         if self.gap_aware is None:
             return gradient
+        scaled = self.gap_aware.scaled
+        whole = {name: torch.zeros_like(used[name]) if part is None else part for name, part in gradient.items()}
         return {
-            name: self.gap_aware.scaled(group, name, gradient[name], self.weights[name], used[name], self.version)
+            name: scaled(group, name, whole[name], self.weights[name], used[name], self.version)
             for group in self.groups
             for name in group.parameters
         }
@@ -255,10 +254,13 @@ class Stage:
         return Partial(self._sum(name, micro_batches), weight / self.loss_scale)
 
     def _sum(self, name: str, micro_batches: list[int]) -> Tensor:
-        total = torch.zeros_like(self.weights[name])
+        """It begins with the first gradient, not with a zero: -0 stays -0."""
+        total: Tensor | None = None
         for k in micro_batches:
-            total.add_(self.pending[k][name])
-        return total
+            part = self.pending[k][name]
+            if part is not None:
+                total = part.clone() if total is None else total.add_(part)
+        return torch.zeros_like(self.weights[name]) if total is None else total
 
     # ---- step
 

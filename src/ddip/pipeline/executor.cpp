@@ -474,7 +474,7 @@ void Executor::step(const Action& action, Done& done) {
   if (!here.versions) return;
   Counts all = here.versions->summed();
   if (arrangement_.replicas > 1)
-    all = sum_over_replicas(ring_of(here), here.versions->weights().gradient(), all, poll_);
+    all = sum_over_replicas(ring_of(here), here.versions->weights().gradients().flat(), all, poll_);
   here.versions->divide(all.count);
   if (!norms_) return step(here, all, here.clip > 0 ? here.versions->norm() : std::optional<double>(), here.clip, done);
 

@@ -77,7 +77,7 @@ void LedgerWriter::watch(int stage, const Part& part, const Weights& weights, St
     throw ConfigError("a ledger knows SGD, Adam and AdamW: of another optimizer it could not be computed again");
   Watched& watched = stages_[stage];
   watched = {.part = &part, .weights = &weights, .stepping = &stepping, .initial = hash_of_stage(part, weights)};
-  stepping.on_step = [&watched] { watched.gradient = hash_of(watched.weights->slices(watched.weights->gradient())); };
+  stepping.on_step = [&watched] { watched.gradient = hash_of(watched.weights->gradients().places()); };
   stepping.on_stepped = [&watched] {
     watched.steps.push_back({{"rates", watched.stepping->last_rates()},
                              {"sha256", hash_of_stage(*watched.part, *watched.weights)},

@@ -19,6 +19,7 @@ Versions::Versions(std::shared_ptr<Weights> weights, std::shared_ptr<staleness::
 
 void Versions::begin(const std::vector<int64_t>& reads, double mean_staleness, int accumulate) {
   first_ = version_;
+  if (summed_.empty()) weights_->gradients().clear();  // of somebody's own backward between two runs
   expected_.clear();
   for (int64_t version : reads) ++expected_[first_ + version];
   last_ = {};  // somebody may have changed the rates
@@ -36,7 +37,7 @@ staleness::Moment Versions::moment(int64_t micro_batch, int staleness) const {
                         .stages = stages_,
                         .mean_staleness = mean_staleness_};
   if (needs_.pending && !summed_.empty() && count_ > 0) {
-    now.pending = weights_->gradient();
+    now.pending = weights_->gradients().flat();
     now.pending_micro_batches = static_cast<int64_t>(summed_.size());
     now.pending_samples = static_cast<int64_t>(count_);
   }
@@ -134,10 +135,10 @@ ReadBack Versions::before_backward(int64_t micro_batch, const Used& used) {
     weights_->show(kept->second.weights);
   else
     weights_->show_truth();
-  if (needs_.own_gradient) {
-    if (!before_backward_.defined()) before_backward_ = at::empty_like(weights_->gradient());
-    before_backward_.copy_(weights_->gradient());
-    weights_->gradient().zero_();
+  if (needs_.own_gradient && !summed_.empty()) {
+    if (!before_backward_.defined()) before_backward_ = at::empty_like(weights_->truth());
+    before_backward_.copy_(weights_->gradients().flat());
+    weights_->gradients().clear();
   }
   if (written)
     read.from = ReadBack::From::policy;
@@ -151,10 +152,10 @@ void Versions::after_backward(int64_t micro_batch, const Used& used, double coun
   if (needs_.own_gradient) {
     auto kept = kept_.find(used.label);
     const at::Tensor& with = kept == kept_.end() ? weights_->truth() : kept->second.weights;
-    at::Tensor gradient = weights_->gradient();
+    at::Tensor gradient = weights_->gradients().flat();
     policy_->after_backward(asks_.optimizer(), with, gradient);
     // sum + gradient, in this order of the operands' places: addition does not mind
-    gradient.add_(before_backward_);
+    if (!summed_.empty()) gradient.add_(before_backward_);
   }
   summed_.push_back(micro_batch);
   count_ += count;
@@ -176,20 +177,22 @@ void Versions::keep_truth() {
 
 void Versions::divide(double count) {
   at::NoGradGuard quiet;
-  if (count > 0) weights_->gradient().div_(count);
+  if (count > 0) weights_->gradients().flat().div_(count);
 }
 
-double Versions::norm() const { return at::linalg_vector_norm(weights_->gradient()).item<double>(); }
+double Versions::norm() {
+  at::NoGradGuard quiet;
+  return at::linalg_vector_norm(weights_->gradients().flat()).item<double>();
+}
 
 Versions::Stepped Versions::step(const Counts& all, const Limit& limit, int64_t full) {
   at::NoGradGuard quiet;
   Stepped done{.micro_batches = summed_, .count = all.count, .norm = limit.norm, .scale = limit.scale};
-  const at::Tensor& gradient = weights_->gradient();
   if (all.count > 0) {
-    if (limit.scale < 1) gradient.mul_(limit.scale);
+    if (limit.scale < 1) weights_->gradients().flat().mul_(limit.scale);
     // Who still needs the weights of before gets a copy now; until now the true ones were enough.
     keep_truth();
-    staleness::Step step{.gradient = gradient, .mean_staleness = mean_staleness_};
+    staleness::Step step{.gradient = weights_->gradients().flat(), .mean_staleness = mean_staleness_};
     for (const auto& rates : asks_.rates(1)) {
       double rate = rates[0];
       if (all.micro_batches < full) rate = rate * static_cast<double>(all.micro_batches) / static_cast<double>(full);
@@ -205,7 +208,7 @@ Versions::Stepped Versions::step(const Counts& all, const Limit& limit, int64_t 
     if (asks_.stepped) asks_.stepped();
     done.rates = step.rates;
   }
-  gradient.zero_();
+  weights_->gradients().clear();
   summed_.clear();
   count_ = 0;
   ++version_;
@@ -221,7 +224,7 @@ void Versions::reset() {
   summed_.clear();
   count_ = 0;
   last_ = {};
-  weights_->gradient().zero_();
+  weights_->gradients().clear();
   settle();
 }
 

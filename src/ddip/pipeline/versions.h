@@ -65,7 +65,7 @@ class Versions {
   Counts summed() const { return {count_, static_cast<int64_t>(summed_.size())}; }
   // Makes a mean of the sum. `count`: what it is a sum over, of all replicas.
   void divide(double count);
-  double norm() const;                                 // of the mean
+  double norm();                                       // of the mean
   int64_t steps() const { return version_ - first_; }  // in this run
 
   struct Stepped {

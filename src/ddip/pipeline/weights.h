@@ -7,10 +7,9 @@
 // use (docs/pipeline_weights.md).
 #pragma once
 
-#include <optional>
 #include <string>
 
-#include "ddip/tensors/torch.h"
+#include "ddip/pipeline/gradients.h"
 
 namespace ddip::pipeline {
 
@@ -20,13 +19,14 @@ class Weights {
   // `apart`: the module computes with other weights than the true ones now and then.
   Weights(const std::vector<at::Tensor>& parameters, const std::vector<std::string>& names, bool apart);
 
-  // For the optimizer: views of the true weights, in the order of the parameters, whose gradients are views of
-  // `gradient`.
+  // For the optimizer: views of the true weights, in the order of the parameters, whose gradients are the places of
+  // `gradients`.
   const std::vector<at::Tensor>& masters() const { return masters_; }
 
   const at::Tensor& truth() const { return truth_; }
-  const at::Tensor& seen() const { return seen_; }          // what the module computes with
-  const at::Tensor& gradient() const { return gradient_; }  // what the backwards have summed since the last step
+  const at::Tensor& seen() const { return seen_; }  // what the module computes with
+  Gradients& gradients() { return gradients_; }
+  const Gradients& gradients() const { return gradients_; }
   bool apart() const { return !seen_.is_same(truth_); }
 
   // What the module computes with from now on: this memory itself, as large as the true weights'. Who changes it later
@@ -34,16 +34,15 @@ class Weights {
   void show(const at::Tensor& flat);
   void show_truth() { show(truth_); }
 
-  std::vector<at::Tensor> slices(const at::Tensor& flat) const;   // one for each parameter
-  const std::vector<int64_t>& begins() const { return begins_; }  // where each lies in flat memory; zeros between them
+  std::vector<at::Tensor> slices(const at::Tensor& flat) const { return layout_->slices(flat); }
+  const std::vector<int64_t>& begins() const { return layout_->begins(); }
 
  private:
-  std::vector<at::Tensor> like_;  // the parameters, for their shapes
-  std::vector<int64_t> begins_;
+  std::shared_ptr<const FlatLayout> layout_;
+  Gradients gradients_;
   at::Tensor truth_;
   at::Tensor seen_;   // what the parameters are views of; truth_ itself, if nothing else is ever shown
   at::Tensor shown_;  // whose memory that is now
-  at::Tensor gradient_;
   std::vector<at::Tensor> masters_;
 };
 

@@ -50,7 +50,7 @@ TEST(Weights, AKeptGraphUsesWhatIsShownBeforeItsBackward) {
   y.backward(gradient);
 
   auto expected = by_hand(weights.slices(first), weights.slices(second), x.detach(), gradient);
-  auto found = weights.slices(weights.gradient());
+  auto found = weights.slices(weights.gradients().flat());
   EXPECT_TRUE(at::allclose(x.grad(), expected[0], 1e-4, 1e-5));
   for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::allclose(found[i], expected[i + 1], 1e-4, 1e-5)) << i;
   auto other = by_hand(weights.slices(first), weights.slices(first), x.detach(), gradient);

@@ -1,0 +1,35 @@
+// A stage's gradients, summed since the last step, in one piece of memory. The first one of each parameter is moved
+// there as soon as autograd has it, while it is still in the cache, and autograd adds the later ones to it: nothing has
+// to be zeroed between two steps. (To leave the first one where it was computed, as torch does, would save that copy,
+// but then the memory of all gradients is given back to the system and asked for anew at each step: measured, slower.)
+//
+// So a sum begins with its first gradient, not with zero: -0 stays -0, here and in a replay.
+#pragma once
+
+#include <memory>
+
+#include "ddip/pipeline/flat_layout.h"
+
+namespace ddip::pipeline {
+
+class Gradients {
+ public:
+  Gradients(std::vector<at::Tensor> parameters, const FlatLayout& layout);
+  ~Gradients();
+  Gradients(const Gradients&) = delete;
+  Gradients& operator=(const Gradients&) = delete;
+
+  // The sums; zeros for a parameter that has got none.
+  const at::Tensor& flat();
+  // Views of it, one for each parameter.
+  const std::vector<at::Tensor>& places() const { return places_; }
+
+  void clear();
+
+ private:
+  const std::vector<at::Tensor> parameters_;
+  const at::Tensor flat_;
+  const std::vector<at::Tensor> places_;
+};
+
+}  // namespace ddip::pipeline
