@@ -41,13 +41,16 @@ constexpr int kAnyRank = -1;
 // Messages between two ranks, in order for each pair and tag.
 class Mail {
  public:
-  // Called once, on a thread of the backend's: with the error, or without one and the rank at the other end.
+  // Called once, on a thread of the backend's or of who sends, receives or helps: with the error, or without one and
+  // the rank at the other end.
   using Done = std::function<void(std::exception_ptr error, int peer)>;
 
   virtual ~Mail() = default;
   // The memory must stay until `done`.
   virtual void send(int to, int64_t tag, const void* data, size_t bytes, Done done) = 0;
   virtual void receive(int from, int64_t tag, void* data, size_t bytes, Done done) = 0;  // from kAnyRank too
+  // For a moment, until it is enough: a thread that has nothing else to do moves messages itself.
+  virtual void help(const std::function<bool()>& /*enough*/) {}
 };
 
 class Collectives {

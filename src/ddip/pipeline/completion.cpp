@@ -19,6 +19,9 @@ constexpr std::chrono::hours kForever(24 * 365);
 }  // namespace
 
 struct Completion::State {
+  explicit State(tensors::C10dBackend* backend) : helps(backend) {}
+
+  tensors::C10dBackend* const helps;  // null: nobody can help it
   mutable std::mutex mutex;
   mutable std::condition_variable changed;
   bool done = false;
@@ -40,6 +43,8 @@ bool Completion::is_done() const {
 }
 
 void Completion::wait(const Poll& poll) const {
+  // It costs a moment to be woken by another thread, and more if the core has gone to sleep.
+  if (state_->helps) state_->helps->help([this] { return is_done(); });
   std::unique_lock lock(state_->mutex);
   const auto begun = std::chrono::steady_clock::now();
   while (!state_->changed.wait_for(lock, kBetweenPolls, [this] { return state_->done; })) {
@@ -53,13 +58,13 @@ void Completion::wait(const Poll& poll) const {
 }
 
 Completions::Completions(const tensors::Communicator& ranks)
-    : futures_(dynamic_cast<tensors::C10dBackend*>(ranks.backend().get()) != nullptr) {
-  if (!futures_) waiter_ = std::make_unique<tensors::WorkerThread>();
+    : backend_(ranks.backend()), ours_(dynamic_cast<tensors::C10dBackend*>(backend_.get())) {
+  if (!ours_) waiter_ = std::make_unique<tensors::WorkerThread>();
 }
 
 Completion Completions::watch(const tensors::Communicator::Work& work) {
-  auto state = std::make_shared<Completion::State>();
-  if (futures_) {
+  auto state = std::make_shared<Completion::State>(ours_);
+  if (ours_) {
     work->getFuture()->addCallback(
         [state](c10::ivalue::Future& future) { state->end(future.hasError() ? future.exception_ptr() : nullptr); });
   } else {

@@ -36,7 +36,8 @@ class Completions {
   Completion watch(const tensors::Communicator::Work& work);
 
  private:
-  const bool futures_;                             // the backend calls us when a message is through
+  const c10::intrusive_ptr<c10d::Backend> backend_;
+  tensors::C10dBackend* const ours_;               // the same, if it calls us when a message is through
   std::unique_ptr<tensors::WorkerThread> waiter_;  // otherwise: waits for one after the other
 };
 

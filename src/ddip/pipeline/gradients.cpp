@@ -50,16 +50,19 @@ const at::Tensor& Gradients::flat() {
   at::NoGradGuard quiet;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     at::Tensor& gradient = parameters_[i].mutable_grad();
-    if (!gradient.defined())
+    if (gradient.defined()) {
+      if (!gradient.is_same(places_[i])) move_to(places_[i], gradient);
+    } else if (!zeroed_[i]) {
       places_[i].zero_();  // the first that comes will take this place
-    else if (!gradient.is_same(places_[i]))
-      move_to(places_[i], gradient);
+      zeroed_[i] = true;
+    }
   }
   return flat_;
 }
 
 void Gradients::clear() {
   for (const at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
+  zeroed_.assign(parameters_.size(), false);
 }
 
 }  // namespace ddip::pipeline

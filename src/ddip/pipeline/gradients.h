@@ -19,7 +19,7 @@ class Gradients {
   Gradients(const Gradients&) = delete;
   Gradients& operator=(const Gradients&) = delete;
 
-  // The sums; zeros for a parameter that has got none.
+  // The sums; zeros for a parameter that has got none. What is written into it stays until the next step.
   const at::Tensor& flat();
   // Views of it, one for each parameter.
   const std::vector<at::Tensor>& places() const { return places_; }
@@ -30,6 +30,7 @@ class Gradients {
   const std::vector<at::Tensor> parameters_;
   const at::Tensor flat_;
   const std::vector<at::Tensor> places_;
+  std::vector<bool> zeroed_;  // places that nothing has come to since the last step
 };
 
 }  // namespace ddip::pipeline

@@ -53,6 +53,14 @@ TEST_F(GradientsTest, EachParameterBeginsWithItsOwnFirst) {
   expect(3, 3);
 }
 
+// A sum over replicas, of which this one had nothing to add, say.
+TEST_F(GradientsTest, WhatIsWrittenIntoThemStays) {
+  backward(1, 2);
+  gradients.flat().add_(3);
+  EXPECT_TRUE(at::equal(layout.slices(gradients.flat())[2], at::full({5}, 3.)));
+  EXPECT_TRUE(at::equal(layout.slices(gradients.flat())[0], at::full({3}, 4.)));
+}
+
 TEST_F(GradientsTest, AreMovedAtOnce) {
   backward(1, 2);
   EXPECT_TRUE(a.grad().is_same(gradients.places()[0]));

@@ -76,6 +76,8 @@ class C10dBackend : public c10d::Backend {
   std::shared_ptr<std::byte> allocate(size_t bytes);
   // Seconds this rank has waited for each of the others so far.
   std::vector<double> waited() const { return collectives_->waited(); }
+  // Who waits for a message may move messages itself meanwhile, for a moment: see comm::Mail.
+  void help(const std::function<bool()>& enough) { mail().help(enough); }
   // What this rank waits for now, in words.
   std::string describe() const { return collectives_->describe(); }
   // The same for the worker's control thread, as long as this backend lives.

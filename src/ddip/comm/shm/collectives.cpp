@@ -16,7 +16,8 @@ constexpr size_t kPieceBytes = 8u << 20;
 // Up to here every rank reduces everything itself: one meeting instead of two.
 constexpr size_t kSmallBytes = 16u << 10;
 constexpr size_t kLine = 128;
-constexpr size_t kRingBytes = 64u << 10;
+// An activation of a usual size between two stages of a pipeline goes through at once.
+constexpr size_t kRingBytes = 256u << 10, kLeastRingBytes = 16u << 10;
 
 // Elements of a part that belong to one rank.
 struct Slice {
@@ -43,7 +44,8 @@ Collectives::Collectives(const Segment& segment, int rank, std::chrono::millisec
   size_t arena = segment.arena(rank).size();
   piece_bytes_ = std::min(kPieceBytes, arena / 8 / kLine * kLine);
   if (piece_bytes_ < static_cast<size_t>(world()) * 2 * sizeof(uint64_t)) throw ConfigError("the arena is too small");
-  if (rings_begin() + Mail::rings_bytes(world(), kRingBytes) > arena) throw ConfigError("the arena is too small");
+  ring_bytes_ = std::min(kRingBytes, (arena - rings_begin()) / static_cast<size_t>(world()) / kLine * kLine);
+  if (ring_bytes_ < kLeastRingBytes) throw ConfigError("the arena is too small");
 }
 
 Collectives::Half Collectives::half(int rank) const {
@@ -249,7 +251,7 @@ void Collectives::all_to_all(const void* out, std::span<const Part> to, void* in
 }
 
 std::unique_ptr<comm::Mail> Collectives::open_mail() {
-  return std::make_unique<Mail>(segment_, rank_, rings_begin(), kRingBytes, patience_);
+  return std::make_unique<Mail>(segment_, rank_, rings_begin(), ring_bytes_, patience_);
 }
 
 size_t Collectives::share_bytes() const { return piece_bytes_ / static_cast<size_t>(world()) / kLine * kLine; }

@@ -76,6 +76,7 @@ class Collectives : public comm::Collectives {
   const std::chrono::milliseconds patience_;
   Meeting meeting_;
   size_t piece_bytes_ = 0;
+  size_t ring_bytes_ = 0;
   uint64_t turn_ = 0;  // which half is in use
   uint64_t allocations_ = 0;
   std::vector<Allocated> allocated_;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "ddip/base/cores.h"
 #include "ddip/base/error.h"
 #include "ddip/base/futex.h"
 #include "ddip/base/quiet_thread.h"
@@ -17,6 +18,8 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kLookAgain = 20ms;
+// Who waits looks for itself so long; then it sleeps, and is woken by our thread.
+constexpr auto kHelp = 1ms;
 
 struct Envelope {
   uint64_t bytes;
@@ -25,8 +28,31 @@ struct Envelope {
 
 struct RingLine {
   alignas(128) std::atomic<uint64_t> written;  // by the sender
+  std::atomic<uint32_t> full;                  // the sender has more, and wants to hear when something was read
   alignas(128) std::atomic<uint64_t> read;     // by the receiver
   alignas(128) std::byte data[1];
+};
+
+// Looks at a bell so that nobody has to wake its listener.
+class Watcher {
+ public:
+  explicit Watcher(Bell& bell) : bell_(bell) { bell_.watchers.fetch_add(1); }
+  ~Watcher() {
+    bell_.watchers.fetch_sub(1);
+    if (bell_.rung.load() != heard_) bell_.ring();  // who rang it relied upon us
+  }
+  Watcher(const Watcher&) = delete;
+  Watcher& operator=(const Watcher&) = delete;
+
+  bool heard_something() {
+    const uint32_t rung = bell_.rung.load();
+    return std::exchange(heard_, rung) != rung || std::exchange(first_, false);
+  }
+
+ private:
+  Bell& bell_;
+  uint32_t heard_ = 0;
+  bool first_ = true;
 };
 
 }  // namespace
@@ -100,6 +126,7 @@ Mail::Mail(const Segment& segment, int rank, size_t rings, size_t ring_bytes, st
       rings_(rings),
       ring_bytes_(ring_bytes),
       patience_(patience),
+      may_spin_(usable_cores() >= segment.world()),
       sendings_(static_cast<size_t>(segment.world())),
       arriving_(static_cast<size_t>(segment.world())) {
   thread_ = start_quiet_thread([this] { run(); });
@@ -129,7 +156,7 @@ void Mail::post(std::function<void()> add) {
     std::lock_guard lock(mutex_);
     posted_.push_back(std::move(add));
   }
-  segment_.line(rank_).bell.ring();
+  if (!move_now()) segment_.line(rank_).bell.ring();
 }
 
 void Mail::send(int to, int64_t tag, const void* data, size_t bytes, Done done) {
@@ -152,26 +179,72 @@ void Mail::run() {
   Bell& bell = segment_.line(rank_).bell;
   for (;;) {
     uint32_t heard = bell.rung.load();
-    std::deque<std::function<void()>> posted;
+    bool moved = false;
+    std::vector<std::function<void()>> ended;
     {
-      std::lock_guard lock(mutex_);
-      if (stopping_) break;
-      posted.swap(posted_);
+      std::lock_guard turn(turn_);
+      {
+        std::lock_guard lock(mutex_);
+        if (stopping_) break;
+      }
+      moved = move_all();
+      ended.swap(ended_);
     }
-    for (auto& add : posted) add();
-    if (uint32_t reason = segment_.header().poison.load()) {
-      end_all(std::make_exception_ptr(
-          PeerLost(reason == kAborted ? "the communicator was aborted" : fmt::format("rank {} is lost", reason - 1))));
-      bell.wait(heard, kLookAgain);
-      continue;  // what is half here has no place to go any more
-    }
-    bool moved = move_sendings();
-    moved |= move_arrivals();
-    give_stashed();
-    moved |= end_overdue();
-    if (!moved && posted.empty()) bell.wait(heard, kLookAgain);
+    for (auto& tell : ended) tell();
+    if (!moved) bell.wait(heard, kLookAgain);
   }
   end_all(std::make_exception_ptr(PeerLost("the communicator was closed")));
+  for (auto& tell : std::exchange(ended_, {})) tell();
+}
+
+// False: another thread does it now.
+bool Mail::move_now() {
+  std::vector<std::function<void()>> ended;
+  {
+    std::unique_lock turn(turn_, std::try_to_lock);
+    if (!turn.owns_lock()) return false;
+    move_all();
+    ended.swap(ended_);
+  }
+  for (auto& tell : ended) tell();
+  return true;
+}
+
+void Mail::help(const std::function<bool()>& enough) {
+  if (!may_spin_ || enough()) return;
+  Watcher watcher(segment_.line(rank_).bell);
+  const auto until = Clock::now() + kHelp;
+  do {
+    if (watcher.heard_something())
+      move_now();
+    else
+      std::this_thread::yield();  // whoever wants this core gets it
+  } while (!enough() && Clock::now() < until);
+}
+
+// Whether something happened.
+bool Mail::move_all() {
+  std::deque<std::function<void()>> posted;
+  {
+    std::lock_guard lock(mutex_);
+    posted.swap(posted_);
+  }
+  for (auto& add : posted) add();
+  if (uint32_t reason = segment_.header().poison.load()) {
+    end_all(std::make_exception_ptr(
+        PeerLost(reason == kAborted ? "the communicator was aborted" : fmt::format("rank {} is lost", reason - 1))));
+    return false;  // what is half here has no place to go any more
+  }
+  bool moved = move_sendings();
+  moved |= move_arrivals();
+  give_stashed();
+  moved |= end_overdue();
+  return moved || !posted.empty();
+}
+
+// Not under the lock: who is told may want to send at once.
+void Mail::end(Done done, std::exception_ptr error, int peer) {
+  ended_.push_back([done = std::move(done), error = std::move(error), peer] { done(error, peer); });
 }
 
 bool Mail::move_sendings() {
@@ -193,10 +266,14 @@ bool Mail::move_sendings() {
         moved = true;
         segment_.line(to).bell.ring();
       }
-      if (sending.sent < sizeof(Envelope) + sending.envelope.bytes) break;
+      if (sending.sent < sizeof(Envelope) + sending.envelope.bytes) {
+        // The receiver may have read meanwhile, and not known that we want to hear of it.
+        if (out.line->full.exchange(1) == 0) continue;
+        break;
+      }
       Done done = std::move(sending.done);
       queue.pop_front();
-      done(nullptr, to);
+      end(std::move(done), nullptr, to);
       moved = true;
     }
   }
@@ -226,12 +303,12 @@ bool Mail::take(int from, Arriving& arriving) {
   std::byte* data = arriving.into ? arriving.into->data : arriving.aside.data();
   size_t more = in.read(data + arriving.got, arriving.envelope.bytes - arriving.got);
   arriving.got += more;
-  if (count + more > 0) segment_.line(from).bell.ring();  // there is room
+  if (count + more > 0 && in.line->full.load() != 0 && in.line->full.exchange(0) != 0) segment_.line(from).bell.ring();
   if (arriving.got < arriving.envelope.bytes) return more > 0;
   if (arriving.into) {
     Done done = std::move(arriving.into->done);
     receivings_.remove_if([&](const Receiving& entry) { return &entry == arriving.into; });
-    done(nullptr, from);
+    end(std::move(done), nullptr, from);
   } else {
     arriving.stash.push_back({arriving.envelope.tag, std::move(arriving.aside)});
   }
@@ -290,7 +367,7 @@ void Mail::give_stashed() {
       Done done = std::move(receiving->done);
       receivings_.remove_if([&](const Receiving& entry) { return &entry == receiving; });
       letter = stash.erase(letter);
-      done(error, from);
+      end(std::move(done), error, from);
     }
   }
 }
@@ -318,11 +395,12 @@ bool Mail::end_overdue() {
     receiving = receivings_.erase(receiving);
     if (left) {
       some = true;
-      done(std::make_exception_ptr(
-               PeerLost(fmt::format("rank {} waits for a message of rank {}, which has left", rank_, from))),
-           from);
+      end(std::move(done),
+          std::make_exception_ptr(
+              PeerLost(fmt::format("rank {} waits for a message of rank {}, which has left", rank_, from))),
+          from);
     } else {
-      done(overdue("waiting for a message of", from), from);
+      end(std::move(done), overdue("waiting for a message of", from), from);
     }
   }
   for (int to = 0; to < segment_.world(); ++to) {
@@ -331,7 +409,7 @@ bool Mail::end_overdue() {
       Done done = std::move(queue.front().done);
       bool begun = queue.front().sent > 0;
       queue.pop_front();
-      done(overdue("sending a message to", to), to);
+      end(std::move(done), overdue("sending a message to", to), to);
       if (begun) segment_.poison(kAborted);  // half a message lies in the ring: nothing that follows could be read
     }
   }
@@ -340,10 +418,11 @@ bool Mail::end_overdue() {
 
 void Mail::end_all(const std::exception_ptr& error) {
   for (int to = 0; to < segment_.world(); ++to) {
-    for (Sending& sending : std::exchange(sendings_[static_cast<size_t>(to)], {})) sending.done(error, to);
+    for (Sending& sending : std::exchange(sendings_[static_cast<size_t>(to)], {}))
+      end(std::move(sending.done), error, to);
     arriving_[static_cast<size_t>(to)].into = nullptr;
   }
-  for (Receiving& receiving : std::exchange(receivings_, {})) receiving.done(error, receiving.from);
+  for (Receiving& receiving : std::exchange(receivings_, {})) end(std::move(receiving.done), error, receiving.from);
 }
 
 }  // namespace ddip::comm::shm

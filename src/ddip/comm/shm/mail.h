@@ -1,5 +1,6 @@
-// Messages through shared memory. Each pair and direction has a ring in shared memory;
-// large messages stream through it. One thread moves all messages of this rank, so none waits for another's receiver.
+// Messages through shared memory. Each pair and direction has a ring in shared memory; large messages stream through
+// it. Whoever calls moves what can be moved at once, and who waits may go on doing so (help): no other thread has to be
+// woken then. A thread of ours moves the rest, so none waits for another's receiver.
 #pragma once
 
 #include <condition_variable>
@@ -23,8 +24,7 @@ class Mail : public comm::Mail {
 
   void send(int to, int64_t tag, const void* data, size_t bytes, Done done) override;
   void receive(int from, int64_t tag, void* data, size_t bytes, Done done) override;
-
-  static size_t rings_bytes(int world, size_t ring_bytes) { return static_cast<size_t>(world) * ring_bytes; }
+  void help(const std::function<bool()>& enough) override;
 
  private:
   struct Ring;
@@ -35,6 +35,8 @@ class Mail : public comm::Mail {
 
   Ring ring(int from, int to) const;
   void run();
+  bool move_now();
+  bool move_all();
   bool move_sendings();
   bool move_arrivals();
   bool take(int from, Arriving& arriving);
@@ -43,6 +45,7 @@ class Mail : public comm::Mail {
   void give_stashed();
   bool end_overdue();
   void end_all(const std::exception_ptr& error);
+  void end(Done done, std::exception_ptr error, int peer);
   void require_peer(int peer) const;
   void post(std::function<void()> add);
 
@@ -51,11 +54,13 @@ class Mail : public comm::Mail {
   const size_t rings_;
   const size_t ring_bytes_;
   const std::chrono::milliseconds patience_;
+  const bool may_spin_;
 
   std::mutex mutex_;                          // guards the next two
-  std::deque<std::function<void()>> posted_;  // run by our thread
+  std::deque<std::function<void()>> posted_;  // run by whose turn it is
   bool stopping_ = false;
-  // of our thread
+  std::mutex turn_;                            // who has it moves messages: guards the rest
+  std::vector<std::function<void()>> ended_;   // to be told when the turn is over
   std::vector<std::deque<Sending>> sendings_;  // by receiver
   std::list<Receiving> receivings_;
   std::vector<Arriving> arriving_;  // by sender

@@ -55,6 +55,12 @@ class ImpatientMailTest : public MailTest {
   ImpatientMailTest() : MailTest(2, 50ms) {}
 };
 
+// Few enough that a core is left for who waits.
+class TwoMailTest : public MailTest {
+ protected:
+  TwoMailTest() : MailTest(2) {}
+};
+
 std::vector<uint8_t> noise(size_t bytes, unsigned seed) {
   std::mt19937 random(seed);
   std::vector<uint8_t> data(bytes);
@@ -188,6 +194,45 @@ TEST_F(MailTest, nonsense_is_refused_at_once) {
   EXPECT_THROW(send(0, 0, data), ConfigError);
   EXPECT_THROW(send(0, 3, data), ConfigError);
   EXPECT_THROW(receive(0, -2, data), ConfigError);
+}
+
+// Who waits takes its message itself.
+TEST_F(TwoMailTest, who_helps_moves_messages_and_nothing_is_left_behind) {
+  std::atomic<int> here{0};
+  std::vector<std::vector<uint8_t>> got(200, std::vector<uint8_t>(3000)), sent;
+  for (int i = 0; i < 200; ++i) sent.push_back(noise(3000, i));
+  std::thread sender([&] {
+    for (auto& one : sent) send(0, 1, one).get();
+  });
+  for (int i = 0; i < 200; ++i) {
+    mail[1]->receive(0, 0, got[i].data(), got[i].size(), [&](std::exception_ptr error, int) {
+      EXPECT_FALSE(error);
+      ++here;
+    });
+    while (here <= i) mail[1]->help([&] { return here > i; });
+  }
+  sender.join();
+  EXPECT_EQ(got, sent);
+  EXPECT_EQ(segment.line(1).bell.watchers.load(), 0U);
+  // Afterwards the thread of ours is woken again.
+  auto last = noise(5, 1);
+  std::vector<uint8_t> end(5);
+  auto received = receive(1, 0, end);
+  send(0, 1, last).get();
+  received.get();
+  EXPECT_EQ(end, last);
+}
+
+TEST_F(MailTest, what_a_message_sets_off_may_be_sent_at_once) {
+  auto ping = noise(100000, 1);
+  std::vector<uint8_t> there(ping.size()), back(ping.size());
+  auto returned = receive(0, 1, back);
+  mail[1]->receive(0, 0, there.data(), there.size(), [&](std::exception_ptr, int) {
+    mail[1]->send(0, 0, there.data(), there.size(), [](std::exception_ptr, int) {});
+  });
+  send(0, 1, ping).get();
+  returned.get();
+  EXPECT_EQ(back, ping);
 }
 
 }  // namespace ddip::comm::shm

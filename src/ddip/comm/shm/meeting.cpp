@@ -1,8 +1,8 @@
 #include "ddip/comm/shm/meeting.h"
 
 #include <fmt/format.h>
-#include <sched.h>
 
+#include "ddip/base/cores.h"
 #include "ddip/base/error.h"
 #include "ddip/base/futex.h"
 
@@ -18,12 +18,7 @@ constexpr auto kSpin = 50us;
 // A poison that is written between our look and our sleep wakes nobody: the next look finds it.
 constexpr auto kLookAgain = 20ms;
 
-std::chrono::nanoseconds spin_for(int world) {
-  cpu_set_t ours;
-  CPU_ZERO(&ours);
-  if (::sched_getaffinity(0, sizeof ours, &ours) != 0) return 0ns;
-  return CPU_COUNT(&ours) >= world ? std::chrono::nanoseconds(kSpin) : 0ns;
-}
+std::chrono::nanoseconds spin_for(int world) { return usable_cores() >= world ? std::chrono::nanoseconds(kSpin) : 0ns; }
 
 inline void relax() {
 #if defined(__x86_64__)

@@ -63,7 +63,7 @@ std::string describe(const Operation& operation) {
 
 void Bell::ring() {
   rung.fetch_add(1);
-  if (sleepers.load() > 0) futex_wake_all(rung);
+  if (watchers.load() == 0 && sleepers.load() > 0) futex_wake_all(rung);
 }
 
 void Bell::wait(uint32_t heard, std::chrono::nanoseconds patience) {

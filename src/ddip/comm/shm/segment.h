@@ -49,10 +49,11 @@ struct Operation {
 // "all_reduce number 7 of 1024 float32 (sum)"
 std::string describe(const Operation& operation);
 
-// Others ring it, one listens.
+// Others ring it; somebody listens. Who watches `rung` need not be woken, but has to look again after it has stopped.
 struct Bell {
   std::atomic<uint32_t> rung;
   std::atomic<uint32_t> sleepers;
+  std::atomic<uint32_t> watchers;
 
   void ring();
   // Until it rings after `heard`, or the time is over.
