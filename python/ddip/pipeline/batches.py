@@ -38,15 +38,19 @@ class Batches:
 
         def read(micro_batch: int) -> tuple[Any, Any, int]:
             batch, part = divmod(micro_batch, self.micro_batches)
-            self._readers[index] = batch
-            while self._next <= batch:
-                self._open[self._next] = self._cut(self._next)
-                self._next += 1
-            for old in [number for number in self._open if number < min(self._readers)]:
-                del self._open[old]
+            if self._readers[index] != batch or not self._open:
+                self._advance(index, batch)
             return self._open[batch][part]
 
         return read
+
+    def _advance(self, reader: int, batch: int) -> None:
+        self._readers[reader] = batch
+        while self._next <= batch:
+            self._open[self._next] = self._cut(self._next)
+            self._next += 1
+        for old in [number for number in self._open if number < min(self._readers)]:
+            del self._open[old]
 
     def _cut(self, number: int) -> list[tuple[Any, Any, int]]:
         try:

@@ -437,18 +437,18 @@ class Pipeline:
         if self.clipping == "proportional":
             stage.clip *= stage.clip_share
 
-        part = self.parts[index]
+        part, device = self.parts[index], stage.device
         activations = self._activations[index] = Activations(module, stage.recompute)
 
         def forward(inputs: list[Any]) -> list[Any]:
             taken()  # of a forward that failed
-            with self._autocast(stage.device), activations.counted("forward", inputs):
+            with self._autocast(device), activations.counted("forward", inputs):
                 return part.call(inputs)
 
         def loss(outputs: list[Any], micro_batch: int, samples: int) -> Any:
             _, target, _ = roles["target"](micro_batch)
-            with self._autocast(stage.device), activations.counted("loss", outputs):
-                found = self.loss(outputs[0], to_device(target, stage.device))
+            with self._autocast(device), activations.counted("loss", outputs):
+                found = self.loss(outputs[0], to_device(target, device))
             if isinstance(found, tuple):
                 return native.Loss(found[0], float(found[1]))
             return native.Loss(found * samples, float(samples))
@@ -456,10 +456,14 @@ class Pipeline:
         stage.forward = forward
         stage.auxiliary_losses = taken
         stage.buffers = lambda: list(module.buffers())
-        if index == 0:
-            stage.input = lambda micro_batch: sample_of(roles["input"](micro_batch))
-        elif last:
-            stage.input = lambda micro_batch: sample_of(roles["target"](micro_batch))
+        if index == 0 or last:
+            role = "input" if index == 0 else "target"
+
+            def sample(micro_batch: int) -> Any:
+                x, _, count = roles[role](micro_batch)
+                return native.Sample(x, count)
+
+            stage.input = sample
         if last:
             stage.loss = loss
         return stage
@@ -476,11 +480,6 @@ def clipping_of(asked: str, clip: float | None, asynchronous: bool) -> str:
     if clip is None:
         return "local"
     return ("local" if asynchronous else "global") if asked == "auto" else asked
-
-
-def sample_of(found: tuple[Any, Any, int]) -> Any:
-    x, _, count = found
-    return engine().Sample(x, count)
 
 
 def to_device(value: Any, device: torch.device) -> Any:

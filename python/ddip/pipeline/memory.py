@@ -4,7 +4,7 @@ its backward."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,9 @@ class Memory:
         return self.weights + self.gradients + self.optimizer + self.copies + self.activations
 
 
+NOT_COUNTED = nullcontext()
+
+
 class Activations:
     """What one forward of a stage, and its loss, keep for the backward. Looked at once in each run: looking takes time."""
 
@@ -50,11 +53,11 @@ class Activations:
     def bytes(self) -> int:
         return covered(self._kept)
 
+    def counted(self, what: str, inputs: list[Any]) -> AbstractContextManager[None]:
+        return self._count(what, inputs) if what in self._wanted else NOT_COUNTED
+
     @contextmanager
-    def counted(self, what: str, inputs: list[Any]) -> Iterator[None]:
-        if what not in self._wanted:
-            yield
-            return
+    def _count(self, what: str, inputs: list[Any]) -> Iterator[None]:
         self._wanted.discard(what)
         if self._recomputes:
             self._kept += [extent(tensor) for tensor in tensors_in(inputs) if is_plain(tensor)]

@@ -33,6 +33,7 @@ SAID = {
     "nadam": ("betas", "eps", "weight_decay", "maximize", "momentum_decay", "decoupled_weight_decay"),
 }
 
+UNCHANGING = (float, bool, int, type(None))
 # What group_of looks at.
 SEEN = (
     "lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "amsgrad", "betas", "eps", "momentum_decay",
@@ -70,6 +71,8 @@ def group_of(options: dict[str, Any], begin: int = 0, end: int = 0) -> Any:
 
 def plain(option: Any) -> Any:
     """As it is now: what is changed in place later is another one."""
+    if type(option) in UNCHANGING:
+        return option
     if isinstance(option, (list, tuple)):
         return [float(part) for part in option]
     return float(option) if isinstance(option, torch.Tensor) else option
@@ -99,8 +102,8 @@ class Stepping:
         self.steps = 0
         self._last: tuple[list[float], str] = ([], "")
         self._runs = self._find_runs()
-        self._said: list[list[Any]] = []  # of the groups, when they were described
-        self._described: list[Any] = []
+        self._state: Any = None
+        self._said: tuple[int, list[list[Any]]] = (0, [])  # steps, and options of the groups, when that was made
 
     def _refuse_other_parameters(self) -> None:
         assert self.optimizer
@@ -131,19 +134,22 @@ class Stepping:
         return self.optimizer.param_groups if self.optimizer else []
 
     def state(self) -> Any:
-        """What the policies ask: `_engine.StageOptimizer`."""
+        """What the policies ask: `_engine.StageOptimizer`. It is asked for before every prediction, so it is made anew only
+        where something has changed."""
+        said = [[plain(option) for option in map(group.get, SEEN)] for group in self.groups]
+        if self._state is not None and (self.steps, said) == self._said:
+            return self._state
         native = engine()
-        said = [[plain(group.get(key)) for key in SEEN] for group in self.groups]
-        if said != self._said:  # made anew only then: it is asked for before every prediction
-            self._described = [group_of(self.groups[group], begin, end) for group, begin, end in self._runs]
-            self._said = said
+        described = [group_of(self.groups[group], begin, end) for group, begin, end in self._runs]
         mu = 1.0
         if self.rule == "nadam" and self.steps:
             mu = float(self.optimizer.state[self.masters[0]]["mu_product"])  # type: ignore[union-attr]
-        return native.StageOptimizer(
-            rule=native.rule_of(self.rule) if self.rule else native.Rule.other, groups=self._described, steps=self.steps, mu_product=mu, weights=self.weights.truth,
-            velocity=self.velocity, second=self.second,
+        self._said = (self.steps, said)
+        self._state = native.StageOptimizer(
+            rule=native.rule_of(self.rule) if self.rule else native.Rule.other, groups=described, steps=self.steps,
+            mu_product=mu, weights=self.weights.truth, velocity=self.velocity, second=self.second,
         )  # fmt: skip
+        return self._state
 
     def by_group(self, rates: list[list[float]]) -> list[list[float]]:
         """What was said of each slice, of each parameter group."""
