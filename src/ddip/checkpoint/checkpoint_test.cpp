@@ -232,6 +232,29 @@ TEST_F(Checkpoint, a_save_that_fails_leaves_nothing_behind) {
   EXPECT_EQ(std::distance(fs::directory_iterator(folder), {}), files);
 }
 
+TEST_F(Checkpoint, parts_of_several_writers_are_a_checkpoint_when_it_is_published) {
+  Store store(folder);
+  save(store, 1);
+  EXPECT_EQ(*store.newest(), 1u);
+  const std::vector<float> values(5000, 2);
+  const auto parts = snapshot(2, values).parts;
+  Manifest manifest{.step = 2, .about = "{}", .files = {}};
+  for (const auto& part : parts) manifest.files[part.name] = store.write(2, part);
+  EXPECT_EQ(store.last()->step, 1u) << "not before it is published";
+  const auto unused = store.write(2, parts[0]);
+  store.publish(manifest);
+  EXPECT_EQ(store.last()->step, 2u);
+  EXPECT_FALSE(fs::exists(folder / unused.name)) << "nobody names it";
+
+  const auto unpublished = store.write(3, parts[0]);
+  store.discard(3, unpublished.name);
+  EXPECT_FALSE(fs::exists(folder / unpublished.name));
+  // Who learns of a failure after the manifest has its name must not take away what it names.
+  for (const auto& [part, file] : manifest.files) store.discard(2, file.name);
+  EXPECT_EQ(value(store, *store.last(), "model"), 2);
+  EXPECT_EQ(value(store, *store.last(), "optimizer"), 2);
+}
+
 TEST_F(Checkpoint, one_flipped_bit_anywhere_in_a_manifest_is_refused) {
   Store store(folder);
   save(store, 1);

@@ -53,34 +53,49 @@ void write_manifest(const fs::path& path, const std::string& text) {
 
 }  // namespace
 
-void Store::save(const Snapshot& snapshot) {
+Manifest::File Store::write(uint64_t step, const Part& part) const {
   std::error_code error;
   const bool made = fs::create_directories(folder_, error);
   if (error) throw ConfigError(fmt::format("{}: {}", folder_.string(), error.message()));
   if (made) sync_folder(folder_.parent_path());
-  json manifest = {{"format", 1}, {"step", snapshot.step}, {"about", json::parse(snapshot.about)}};
-  std::vector<fs::path> written_files;
+  const std::string name = unused_name(folder_, step, part.name);
+  return {name, write_safetensors(folder_ / name, part.tensors, {{"format", "pt"}})};
+}
+
+void Store::publish(const Manifest& manifest, bool best) const {
+  json said = {{"format", 1}, {"step", manifest.step}, {"about", json::parse(manifest.about)}};
+  for (const auto& [part, file] : manifest.files)
+    said["files"][part] = {{"name", file.name}, {"bytes", file.written.bytes}, {"sha256", file.written.sha256}};
+  said[kHash] = hash_of(said);
+  const std::string text = said.dump(2) + "\n";
+  // The best one first: who finds the new step finds its name in best.json too, if it was better.
+  if (best) write_manifest(folder_ / kBest, text);
+  write_manifest(folder_ / (stem(manifest.step) + ".json"), text);
+  prune(manifest.step);
+}
+
+void Store::save(const Snapshot& snapshot) {
+  Manifest manifest{.step = snapshot.step, .about = snapshot.about, .files = {}};
   try {
-    for (const Part& part : snapshot.parts) {
-      const std::string name = unused_name(folder_, snapshot.step, part.name);
-      const WrittenFile written = write_safetensors(folder_ / name, part.tensors, {{"format", "pt"}});
-      written_files.push_back(folder_ / name);
-      manifest["files"][part.name] = {{"name", name}, {"bytes", written.bytes}, {"sha256", written.sha256}};
-    }
-    manifest[kHash] = hash_of(manifest);
-    const std::string text = manifest.dump(2) + "\n";
-    // The best one first: who finds the new step finds its name in best.json too, if it was better.
-    if (snapshot.best) write_manifest(folder_ / kBest, text);
-    write_manifest(folder_ / (stem(snapshot.step) + ".json"), text);
+    for (const Part& part : snapshot.parts) manifest.files[part.name] = write(snapshot.step, part);
+    publish(manifest, snapshot.best);
   } catch (...) {
-    // Room for the next attempt; but not what best.json may name already.
-    const bool named = snapshot.best && manifest.contains(kHash);
-    for (const fs::path& file : written_files) {
-      if (!named) fs::remove(file, error);
-    }
+    for (const auto& [part, file] : manifest.files) discard(snapshot.step, file.name);  // room for the next attempt
     throw;
   }
-  prune(snapshot.step);
+}
+
+void Store::discard(uint64_t step, const std::string& file) const {
+  for (const std::string& name : {std::string(kBest), stem(step) + ".json"}) {
+    try {
+      const Manifest manifest = read(folder_ / name);
+      if (std::ranges::any_of(manifest.files, [&](const auto& named) { return named.second.name == file; })) return;
+    } catch (const std::exception&) {
+      // It is not there, or names nothing.
+    }
+  }
+  std::error_code error;
+  fs::remove(folder_ / file, error);
 }
 
 Manifest Store::read(const fs::path& path) const {
@@ -119,6 +134,11 @@ std::vector<uint64_t> Store::steps() const {
   }
   std::sort(found.begin(), found.end());
   return found;
+}
+
+std::optional<uint64_t> Store::newest() const {
+  const std::vector<uint64_t> all = steps();
+  return all.empty() ? std::nullopt : std::optional(all.back());
 }
 
 std::optional<Manifest> Store::last() const {

@@ -39,6 +39,13 @@ class Store {
   // When it returns, it is on the disk. If it throws, what was there before still is.
   void save(const Snapshot& snapshot);
 
+  // The same by several processes: each writes its own parts, and when all are on the disk, one of them publishes the
+  // manifest. They throw as save does; then everybody discards what he wrote.
+  Manifest::File write(uint64_t step, const Part& part) const;
+  void publish(const Manifest& manifest, bool best = false) const;
+  void discard(uint64_t step, const std::string& file) const;  // unless a manifest names it already
+
+  std::optional<uint64_t> newest() const;  // step, whether its manifest is good or not
   // Nothing if there is none. Throw ConfigError for a manifest that is damaged.
   std::optional<Manifest> last() const;
   std::optional<Manifest> best() const;
