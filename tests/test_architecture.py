@@ -21,7 +21,7 @@ ARROWS: dict[str, set[str]] = {
     "client": {"wire"},
     "comm": {"base"},
     "mpi": {"comm"},
-    "tensors": {"comm"},
+    "tensors": {"comm", "checkpoint"},
     "data_parallel": {"tensors"},
     "staleness": {"tensors"},
     "schedule": {"base"},

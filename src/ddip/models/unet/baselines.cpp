@@ -2,9 +2,9 @@
 
 #include "ddip/models/adam.h"
 #include "ddip/models/event_tensors.h"
-#include "ddip/models/tensor_bytes.h"
 #include "ddip/models/unet/device.h"
 #include "ddip/models/unet/loss.h"
+#include "ddip/tensors/tensor_bytes.h"
 
 namespace ddip::models::unet {
 namespace {
@@ -85,12 +85,12 @@ std::map<std::string, at::Tensor> Baselines::predict(const at::Tensor& images) c
 }
 
 void Baselines::save(const std::filesystem::path& path) const {
-  checkpoint::write_safetensors(path, TensorBytes({{"threshold", threshold_},
-                                                   {"above", above_},
-                                                   {"below", below_},
-                                                   {"majority", majority_},
-                                                   {"layer.weight", weight_},
-                                                   {"layer.bias", bias_}})
+  checkpoint::write_safetensors(path, tensors::TensorBytes({{"threshold", threshold_},
+                                                            {"above", above_},
+                                                            {"below", below_},
+                                                            {"majority", majority_},
+                                                            {"layer.weight", weight_},
+                                                            {"layer.bias", bias_}})
                                           .named());
 }
 
@@ -107,12 +107,12 @@ Baselines Baselines::load(const std::filesystem::path& path) {
   for (at::Tensor* number : {&loaded.above_, &loaded.below_, &loaded.majority_}) *number = at::zeros({}, at::kLong);
   loaded.weight_ = at::zeros(shape("layer.weight"));
   loaded.bias_ = at::zeros(shape("layer.bias"));
-  load_tensors(file, {{"threshold", loaded.threshold_},
-                      {"above", loaded.above_},
-                      {"below", loaded.below_},
-                      {"majority", loaded.majority_},
-                      {"layer.weight", loaded.weight_},
-                      {"layer.bias", loaded.bias_}});
+  tensors::load_tensors(file, {{"threshold", loaded.threshold_},
+                               {"above", loaded.above_},
+                               {"below", loaded.below_},
+                               {"majority", loaded.majority_},
+                               {"layer.weight", loaded.weight_},
+                               {"layer.bias", loaded.bias_}});
   return loaded;
 }
 

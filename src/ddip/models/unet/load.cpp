@@ -1,6 +1,6 @@
 #include "ddip/models/unet/load.h"
 
-#include "ddip/models/tensor_bytes.h"
+#include "ddip/tensors/tensor_bytes.h"
 
 namespace ddip::models::unet {
 
@@ -13,10 +13,10 @@ Loaded load_best(RunFolder& folder) {
   }
   const Settings& settings = folder.settings();
   auto network = std::make_shared<Network>(NetworkOptions{channels, kClasses, settings.width, settings.depth});
-  NamedTensors tensors;
+  tensors::NamedTensors tensors;
   for (const auto& entry : network->named_parameters()) tensors.emplace_back(entry.key(), entry.value());
   for (const auto& entry : network->named_buffers()) tensors.emplace_back(entry.key(), entry.value());
-  load_tensors(file, tensors);
+  tensors::load_tensors(file, tensors);
   return {network, manifest.step};
 }
 

@@ -85,15 +85,15 @@ Trainer::Trainer(Context& context, RunFolder folder, Options options)
     Baselines::learn(train_events_, kClasses, settings_.seed).save(folder_.baselines());
 }
 
-NamedTensors Trainer::model_tensors() const {
-  NamedTensors tensors;
+tensors::NamedTensors Trainer::model_tensors() const {
+  tensors::NamedTensors tensors;
   for (const auto& entry : model_->module()->named_parameters()) tensors.emplace_back(entry.key(), entry.value());
   for (const auto& entry : model_->module()->named_buffers()) tensors.emplace_back(entry.key(), entry.value());
   return tensors;
 }
 
-NamedTensors Trainer::optimizer_tensors() const {
-  NamedTensors tensors;
+tensors::NamedTensors Trainer::optimizer_tensors() const {
+  tensors::NamedTensors tensors;
   for (const Adam::Named& entry : adam_->state(model_->module()->named_parameters().keys()))
     tensors.emplace_back(entry.name, entry.tensor);
   return tensors;
@@ -116,10 +116,10 @@ void Trainer::resume() {
   } catch (const json::exception&) {
     throw ConfigError(fmt::format("{}: its last checkpoint is of another program", folder_.path().string()));
   }
-  require_fit(model, model_tensors());
-  require_fit(optimizer, optimizer_tensors());
-  load_tensors(model, model_tensors());
-  load_tensors(optimizer, optimizer_tensors());
+  tensors::require_fit(model, model_tensors());
+  tensors::require_fit(optimizer, optimizer_tensors());
+  tensors::load_tensors(model, model_tensors());
+  tensors::load_tensors(optimizer, optimizer_tensors());
 }
 
 Trainer::Ending Trainer::run() {
@@ -290,7 +290,7 @@ bool Trainer::save(double accuracy) {
                       {"best_saved", best ? accuracy : best_saved_},
                       {"nonzero_accuracy", accuracy},
                       {"settings", json::parse(settings_.json())}};
-  const TensorBytes model(model_tensors()), optimizer(optimizer_tensors());
+  const tensors::TensorBytes model(model_tensors()), optimizer(optimizer_tensors());
   try {
     folder_.store().save({step_, about.dump(), {{"model", model.named()}, {"optimizer", optimizer.named()}}, best});
   } catch (const std::exception& error) {

@@ -6,10 +6,10 @@
 
 #include "ddip/data_parallel/data_parallel.h"
 #include "ddip/models/adam.h"
-#include "ddip/models/tensor_bytes.h"
 #include "ddip/models/unet/evaluation.h"
 #include "ddip/models/unet/progress.h"
 #include "ddip/models/unet/run_folder.h"
+#include "ddip/tensors/tensor_bytes.h"
 
 namespace ddip::models::unet {
 
@@ -47,8 +47,8 @@ class Trainer {
   data::Ledger of_all_ranks(const data::Ledger& mine);
   void report(const Epoch& trained, const Evaluation& evaluation, double seconds);
 
-  NamedTensors model_tensors() const;
-  NamedTensors optimizer_tensors() const;
+  tensors::NamedTensors model_tensors() const;
+  tensors::NamedTensors optimizer_tensors() const;
 
   Context& context_;
   RunFolder folder_;

@@ -1,12 +1,13 @@
 // Tensors in checkpoints: their bytes, and back.
 #pragma once
 
+#include <map>
 #include <utility>
 
 #include "ddip/checkpoint/safetensors_file.h"
 #include "ddip/tensors/torch.h"
 
-namespace ddip::models {
+namespace ddip::tensors {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
@@ -21,6 +22,9 @@ class TensorBytes {
   std::vector<checkpoint::NamedBytes> named_;
 };
 
+// What the file has, on the CPU. Throws ConfigError for a type that torch has none for.
+std::map<std::string, at::Tensor> read_tensors(const checkpoint::SafetensorsFile& file);
+
 // Throws what load_tensors would, and changes nothing.
 void require_fit(const checkpoint::SafetensorsFile& file, const NamedTensors& tensors);
 
@@ -28,4 +32,4 @@ void require_fit(const checkpoint::SafetensorsFile& file, const NamedTensors& te
 // unexpected or different, and nothing was changed.
 void load_tensors(const checkpoint::SafetensorsFile& file, const NamedTensors& tensors);
 
-}  // namespace ddip::models
+}  // namespace ddip::tensors

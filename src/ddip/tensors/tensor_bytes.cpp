@@ -1,13 +1,14 @@
-#include "ddip/models/tensor_bytes.h"
+#include "ddip/tensors/tensor_bytes.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <map>
 
 #include "ddip/base/error.h"
 
-namespace ddip::models {
+namespace ddip::tensors {
 namespace {
 
 using checkpoint::TensorEntry;
@@ -51,6 +52,20 @@ TensorBytes::TensorBytes(const NamedTensors& tensors) {
   }
 }
 
+std::map<std::string, at::Tensor> read_tensors(const checkpoint::SafetensorsFile& file) {
+  std::map<std::string, at::Tensor> found;
+  for (const TensorEntry& entry : file.header().tensors) {
+    const auto known = std::ranges::find(dtype_names(), entry.dtype, [](const auto& name) { return name.second; });
+    if (known == dtype_names().end())
+      throw ConfigError(
+          fmt::format("{}: {} has the type {}, which torch has not", file.path().string(), entry.name, entry.dtype));
+    const at::Tensor read = at::empty(std::vector<int64_t>(entry.shape.begin(), entry.shape.end()), known->first);
+    file.read(entry, read.mutable_data_ptr());
+    found[entry.name] = read;
+  }
+  return found;
+}
+
 void require_fit(const checkpoint::SafetensorsFile& file, const NamedTensors& tensors) {
   std::map<std::string, const TensorEntry*> entries;
   for (const TensorEntry& entry : file.header().tensors) entries[entry.name] = &entry;
@@ -86,4 +101,4 @@ void load_tensors(const checkpoint::SafetensorsFile& file, const NamedTensors& t
   }
 }
 
-}  // namespace ddip::models
+}  // namespace ddip::tensors
