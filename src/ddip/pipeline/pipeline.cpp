@@ -11,6 +11,7 @@
 #include "ddip/pipeline/evaluation.h"
 #include "ddip/pipeline/executor.h"
 #include "ddip/pipeline/ledger_writer.h"
+#include "ddip/pipeline/saving.h"
 #include "ddip/staleness/make_policy.h"
 
 namespace ddip {
@@ -36,6 +37,7 @@ struct Pipeline::Inside {
   void require_agreement(int64_t batches, bool training);
   Record execute(bool training);
   NamedTensors state();
+  RankOnDisk on_disk();
 
   const std::shared_ptr<Communicator> ranks;
   const std::vector<Part> parts;
@@ -234,6 +236,17 @@ NamedTensors Pipeline::Inside::state() {
   return gather_tensors(*ranks, found);
 }
 
+RankOnDisk Pipeline::Inside::on_disk() {
+  RankOnDisk found{.ranks = *ranks, .settings = settings, .norms = executor->norms()};
+  for (int index : mine) {
+    StageOnDisk& stage = found.stages.emplace_back(StageOnDisk{.index = index, .part = &part(index)});
+    if (!steppings.contains(index)) continue;
+    stage.versions = versions.at(index).get();
+    stage.stepping = steppings.at(index).get();
+  }
+  return found;
+}
+
 // --- the door
 
 Pipeline::Pipeline(std::shared_ptr<Communicator> ranks, std::vector<Part> model, LossFunction loss,
@@ -250,6 +263,17 @@ Pipeline::~Pipeline() = default;
 Report Pipeline::run(const Batches& batches) { return inside_->run(batches, true); }
 Report Pipeline::evaluate(const Batches& batches) { return inside_->run(batches, false); }
 NamedTensors Pipeline::state() { return inside_->state(); }
+
+void Pipeline::save(const std::filesystem::path& folder) {
+  pipeline::save(inside_->on_disk(), inside_->micro_batches_done, folder);
+}
+
+void Pipeline::load(const std::filesystem::path& folder) {
+  if (inside_->ledger)
+    throw ConfigError("load: a ledger tells of a run from its first weights on; expected a pipeline without one");
+  inside_->micro_batches_done = pipeline::load(inside_->on_disk(), folder);
+}
+
 const std::string& Pipeline::staleness() const { return inside_->settings.policy(); }
 const std::vector<std::string>& Pipeline::notes() const { return inside_->settings.notes; }
 const schedule::Plan& Pipeline::plan() const { return inside_->settings.plan; }

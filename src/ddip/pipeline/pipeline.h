@@ -10,6 +10,7 @@
 // Every rank makes it with the same arguments and the same initial weights, and calls the same methods.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 
 #include "ddip/pipeline/batches.h"
@@ -47,6 +48,13 @@ class Pipeline {
   // The newest true weights and buffers of the whole model, on every rank and on its CPU: "0.weight", … by stage, or
   // the names that pipeline::cut found.
   pipeline::NamedTensors state();
+
+  // Everything that a later run needs, into a folder that all ranks see; each writes what is its own. The newest save
+  // is the one that is loaded, and a crash at any moment leaves the one before. Throws ConfigError.
+  void save(const std::filesystem::path& folder);
+  // What save wrote, into a pipeline that was made with the same arguments: a run goes on then as after a drain, bit by
+  // bit. Throws ConfigError, with nothing changed on any rank.
+  void load(const std::filesystem::path& folder);
 
   // What was chosen, and what was asked for and is not so, for people.
   const std::string& staleness() const;

@@ -198,6 +198,13 @@ void Stepping::gather_moments() {
   }
 }
 
+void Stepping::restore(int64_t steps, std::vector<double> first_rates) {
+  steps_ = steps;
+  first_rates_ = std::move(first_rates);
+  velocity_ = second_ = at::Tensor();
+  gather_moments();
+}
+
 std::vector<std::vector<double>> Stepping::by_group(const std::vector<std::vector<double>>& of_slices) const {
   std::map<size_t, std::vector<double>> found;
   for (size_t i = 0; i < slices_.size(); ++i) found.try_emplace(slices_[i].group, of_slices[i]);

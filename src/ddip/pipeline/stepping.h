@@ -36,6 +36,10 @@ class Stepping {
   const torch::optim::Optimizer& optimizer() const { return *optimizer_; }
   staleness::Rule rule() const { return rule_; }
   int64_t steps() const { return steps_; }
+  // By parameter group: what the factor is a factor on.
+  const std::vector<double>& first_rates() const { return first_rates_; }
+  // The optimizer has got a saved one's state: so many steps, from these rates.
+  void restore(int64_t steps, std::vector<double> first_rates);
 
   // Called right before the optimizer steps, and when the policy has had its part in the step too.
   std::function<void()> on_step, on_stepped;

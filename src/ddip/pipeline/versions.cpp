@@ -228,4 +228,9 @@ void Versions::reset() {
   settle();
 }
 
+void Versions::restore(int64_t version) {
+  version_ = version;
+  needs_ = policy_->needs(asks_.optimizer());  // of options that were loaded, too
+}
+
 }  // namespace ddip::pipeline

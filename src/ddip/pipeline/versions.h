@@ -86,6 +86,8 @@ class Versions {
   void settle() { weights_->show_truth(); }
   // After a failure: nothing is in flight, no gradient is left.
   void reset();
+  // After a saved state was loaded, between runs.
+  void restore(int64_t version);
 
   int64_t version() const { return version_; }
   Weights& weights() { return *weights_; }
@@ -112,7 +114,7 @@ class Versions {
 
   const std::shared_ptr<Weights> weights_;
   const std::shared_ptr<staleness::Policy> policy_;
-  const staleness::Needs needs_;
+  staleness::Needs needs_;
   const Asks asks_;
   const int stage_;
   const int stages_;

@@ -1,0 +1,220 @@
+#include "ddip/pipeline/saving.h"
+
+#include <fmt/format.h>
+
+#include "ddip/base/error.h"
+#include "ddip/checkpoint/store.h"
+#include "ddip/pipeline/optimizer_state.h"
+#include "ddip/tensors/tensor_bytes.h"
+
+namespace ddip::pipeline {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr const char* kWhat = "ddip pipeline";
+
+std::string part_of(int rank) { return fmt::format("rank-{}", rank); }
+
+// What every rank has to say after its part of the work. If one failed, all throw.
+std::vector<json> agreed(tensors::Communicator& ranks, const std::function<json()>& work) {
+  json mine{{"failure", ""}, {"said", nullptr}};
+  try {
+    mine["said"] = work();
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    mine["failure"] = text.substr(0, text.find('\n'));
+  }
+  const std::vector<json> all = gather_json(ranks, mine);
+  if (mine["failure"] != "") throw ConfigError(mine["failure"].get<std::string>());
+  std::vector<json> said;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank]["failure"] != "")
+      throw ConfigError(fmt::format("rank {}: {}", rank, all[rank]["failure"].get<std::string>()));
+    said.push_back(all[rank]["said"]);
+  }
+  return said;
+}
+
+// --- what is the same on all ranks, in the manifest
+
+json about_pipeline(const RankOnDisk& rank) {
+  const Settings& settings = rank.settings;
+  return {{"what", kWhat},
+          {"stages", settings.request.stages},
+          {"ranks", rank.ranks.world()},
+          {"replicas", settings.options.replicas},
+          {"placement", settings.request.rank_of_stage},
+          {"staleness", settings.policy()}};
+}
+
+// By stage; a stage that has nothing to train is not in it.
+json optimizers_of(const RankOnDisk& rank) {
+  json found = json::object();
+  for (const StageOnDisk& stage : rank.stages) {
+    try {
+      if (stage.stepping) found[std::to_string(stage.index)] = kind_of(stage.stepping->optimizer());
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("stage {}: {}", stage.index, error.what()));
+    }
+  }
+  return found;
+}
+
+void require_same(const json& saved, const json& here, const std::string& what) {
+  if (saved == here) return;
+  auto text = [](const json& one) { return one.is_string() ? one.get<std::string>() : one.dump(); };
+  throw ConfigError(fmt::format("it was saved with {} {}, here it is {}", what, text(saved), text(here)));
+}
+
+void require_same_pipeline(const json& saved, const RankOnDisk& rank) {
+  if (saved.value("what", "") != kWhat) throw ConfigError("it has checkpoints, but of no pipeline");
+  const json here = about_pipeline(rank);
+  for (const char* what : {"stages", "ranks", "replicas", "placement", "staleness"})
+    require_same(saved.at(what), here.at(what), what);
+  const json optimizers = optimizers_of(rank);
+  for (const StageOnDisk& stage : rank.stages) {
+    const std::string index = std::to_string(stage.index);
+    require_same(saved.at("optimizers").value(index, "none"), optimizers.value(index, "none"),
+                 fmt::format("stage {}'s optimizer", index));
+  }
+}
+
+// --- what a rank has of its own, in its file
+
+NamedTensors rank_state(const RankOnDisk& rank) {
+  NamedTensors found;
+  for (const StageOnDisk& stage : rank.stages) found.merge(stage_state(stage));
+  if (!rank.norms) return found;
+  std::vector<int64_t> steps;
+  std::vector<double> squares;
+  for (const auto& [step, square] : rank.norms->squares()) {
+    steps.push_back(step);
+    squares.push_back(square);
+  }
+  found["norms.steps"] = at::tensor(steps, at::kLong);
+  found["norms.squares"] = at::tensor(squares, at::kDouble);
+  return found;
+}
+
+// Those of a run that limits by another rule are of no use here.
+std::function<void()> restored_norms(SavedTensors& saved, Norms* norms) {
+  std::map<int64_t, double> squares;
+  NamedTensors found = saved.take_under("norms.");
+  SavedTensors named(found);
+  if (!found.empty()) {
+    const int64_t count = found.begin()->second.numel();
+    const at::Tensor steps = named.take("steps", at::kLong, {count}),
+                     sums = named.take("squares", at::kDouble, {count});
+    named.require_none_under("");
+    for (int64_t i = 0; i < count; ++i) squares[steps[i].item<int64_t>()] = sums[i].item<double>();
+  }
+  return [squares, norms] {
+    if (norms) norms->restore(squares);
+  };
+}
+
+std::function<void()> restored_rank(const RankOnDisk& rank, const checkpoint::SafetensorsFile& file) {
+  std::vector<std::function<void()>> changes;
+  SavedTensors saved(tensors::read_tensors(file));
+  try {
+    for (const StageOnDisk& stage : rank.stages) {
+      const auto policy = staleness::make_policy(rank.settings.policy(), rank.settings.options.staleness_options);
+      changes.push_back(restored_stage(saved, stage, *policy));
+    }
+    changes.push_back(restored_norms(saved, rank.norms));
+    saved.require_none_under("");
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("{}: it is of another pipeline: {}", file.path().string(), error.what()));
+  }
+  return [changes] {
+    for (const auto& change : changes) change();
+  };
+}
+
+checkpoint::Manifest last_in(const checkpoint::Store& store) {
+  std::error_code error;
+  const fs::path& folder = store.folder();
+  if (fs::exists(folder, error) && !fs::is_directory(folder, error))
+    throw ConfigError(fmt::format("{}: it is a file; expected a folder that Pipeline::save wrote", folder.string()));
+  std::optional<checkpoint::Manifest> found = store.last();
+  if (!found) throw ConfigError(fmt::format("{}: no pipeline is saved there", folder.string()));
+  return *found;
+}
+
+}  // namespace
+
+void save(const RankOnDisk& rank, int64_t micro_batches, const fs::path& folder) {
+  const checkpoint::Store store(folder);
+  const int me = rank.ranks.rank();
+  const std::vector<json> before = agreed(rank.ranks, [&]() -> json {
+    return {{"number", store.newest().value_or(0) + 1}, {"optimizers", optimizers_of(rank)}};
+  });
+  // Rank 0's: not the micro-batches', because what is saved last is what is loaded, also if it is a younger run.
+  const auto number = before[0]["number"].get<uint64_t>();
+  std::string mine;
+  try {
+    const std::vector<json> files = agreed(rank.ranks, [&]() -> json {
+      const NamedTensors state = rank_state(rank);
+      const tensors::TensorBytes bytes({state.begin(), state.end()});
+      const checkpoint::Manifest::File file = store.write(number, {part_of(me), bytes.named()});
+      mine = file.name;
+      return {{"name", file.name}, {"bytes", file.written.bytes}, {"sha256", file.written.sha256}};
+    });
+    agreed(rank.ranks, [&]() -> json {
+      if (me != 0) return nullptr;
+      json about = about_pipeline(rank);
+      about["micro_batches"] = micro_batches;
+      about["optimizers"] = json::object();
+      for (const json& theirs : before) about["optimizers"].update(theirs["optimizers"]);
+      checkpoint::Manifest manifest{.step = number, .about = about.dump(), .files = {}};
+      for (size_t other = 0; other < files.size(); ++other) {
+        const json& file = files[other];
+        std::error_code error;
+        if (fs::file_size(folder / file["name"].get<std::string>(), error) != file["bytes"])
+          throw ConfigError(
+              fmt::format("{}: rank {}'s file is not seen by rank 0; expected a folder that all ranks share",
+                          folder.string(), other));
+        manifest.files[part_of(static_cast<int>(other))] = {
+            file["name"], {file["bytes"].get<uint64_t>(), file["sha256"].get<std::string>()}};
+      }
+      store.publish(manifest);
+      return nullptr;
+    });
+  } catch (const ConfigError&) {  // not a lost peer: then nobody knows how far rank 0 is
+    if (!mine.empty()) store.discard(number, mine);
+    throw;
+  }
+}
+
+int64_t load(const RankOnDisk& rank, const fs::path& folder) {
+  const checkpoint::Store store(folder);
+  std::function<void()> change;
+  const std::vector<json> found = agreed(rank.ranks, [&]() -> json {
+    const checkpoint::Manifest manifest = last_in(store);
+    json about = json::parse(manifest.about);
+    try {
+      require_same_pipeline(about, rank);
+      about["micro_batches"].get<int64_t>();
+    } catch (const json::exception&) {
+      throw ConfigError(fmt::format("{}: it has checkpoints, but of no pipeline", folder.string()));
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("{}: {}", folder.string(), error.what()));
+    }
+    change = restored_rank(rank, store.open(manifest, part_of(rank.ranks.rank())));
+    about["number"] = manifest.step;
+    return about;
+  });
+  for (size_t other = 0; other < found.size(); ++other) {
+    if (found[other] != found[0])
+      throw ConfigError(
+          fmt::format("{}: rank {} has found another pipeline there than rank 0; expected a folder that "
+                      "all ranks share",
+                      folder.string(), other));
+  }
+  change();
+  return found[0]["micro_batches"].get<int64_t>();
+}
+
+}  // namespace ddip::pipeline

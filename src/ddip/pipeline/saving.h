@@ -1,0 +1,28 @@
+// A pipeline on disk: a folder of checkpoints (checkpoint/store.h) that all ranks see. Each rank writes one file with
+// what its own stages carry (stage_state.h), rank 0 then the manifest that makes them one. A run that goes on from it
+// is a run that drained there.
+#pragma once
+
+#include <filesystem>
+
+#include "ddip/pipeline/norms.h"
+#include "ddip/pipeline/settings.h"
+#include "ddip/pipeline/stage_state.h"
+
+namespace ddip::pipeline {
+
+// One rank's part of it.
+struct RankOnDisk {
+  tensors::Communicator& ranks;
+  const Settings& settings;
+  std::vector<StageOnDisk> stages;
+  Norms* norms = nullptr;  // null: none are exchanged
+};
+
+// All ranks together, both. A ConfigError is thrown on all of them: then what was saved before is still there, or the
+// pipeline is as it was.
+void save(const RankOnDisk& rank, int64_t micro_batches, const std::filesystem::path& folder);
+// How many micro-batches had been trained on.
+int64_t load(const RankOnDisk& rank, const std::filesystem::path& folder);
+
+}  // namespace ddip::pipeline
