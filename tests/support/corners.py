@@ -1,0 +1,87 @@
+"""Runs on the ranks of a group: corners of ddip.DataParallel where a mistake was found once. Uses replicas.py."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import replicas as r
+import survivors
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import ddip
+from ddip import communicators
+
+
+def outcome(body: Callable[[], Any]) -> str:
+    """The error's type and text, or "nothing"."""
+    try:
+        body()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+# --- late gradients: their bucket had left without them
+
+
+def late_with_history() -> list[Any]:
+    """backward(create_graph=True) where a gradient comes late: alone (its bucket has left), or with a bucket of its own."""
+    found = []
+    for loss_of in (r.late, r.by_step):
+        single, dp = r.pair(r.Branches)
+        for step in range(5):
+            single.zero_grad()
+            dp.zero_grad()
+            (sum(loss_of(single, *r.batch(step, of), of, step) for of in range(r.world)) / r.world).backward(
+                create_graph=True
+            )
+            loss_of(dp, *r.batch(step, r.rank), r.rank, step).backward(create_graph=True)
+            history = all(p.grad is None or p.grad.requires_grad for p in dp.parameters())
+            found.append((r.gradients_apart(single, dp), history))
+    return found
+
+
+class AtClone(TorchDispatchMode):
+    """Calls a function when a tensor of this shape is copied: an all-reduce of something late begins so."""
+
+    def __init__(self, shape: tuple[int, ...], call: Callable[[], None]) -> None:
+        super().__init__()
+        self.shape, self.call, self.times = shape, call, 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.clone.default and tuple(args[0].shape) == self.shape:
+            self.times += 1
+            self.call()
+        return function(*args, **(kwargs or {}))
+
+
+class TwoParts(nn.Module):
+    """Two parameters in one bucket, the second of a shape that nothing else has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.sometimes = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, 5))
+
+    def forward(self, both: bool) -> Any:
+        return self.always.sum() * (1.0 + r.rank) + (self.sometimes.sum() if both else 0.0)
+
+
+def late_that_fails() -> tuple[str, int, list[bool]]:
+    """The ranks have agreed that something late must travel, all else is through; then its all-reduce fails."""
+    ranks = survivors.communicator(r.rank, r.world)
+    dp = ddip.DataParallel(TwoParts(), ranks=ranks)
+    for both in (True, False, False):
+        dp.zero_grad()
+        dp(both).backward()
+    dp.zero_grad()
+    with AtClone((2, 5), ranks.abort) as mode:
+        said = outcome(lambda: dp(True).backward())
+    return said, mode.times, [parameter.grad is None for parameter in dp.parameters()]

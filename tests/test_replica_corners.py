@@ -1,0 +1,59 @@
+"""Corners of ddip.DataParallel and what it stands on, each of which went wrong once (tests/support/corners.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ddip
+
+pytest.importorskip("torch")
+if (Path(__file__).parent.parent / ".setup" / "without_engine").exists():
+    pytest.skip(
+        "make setup left the data plane out: it does not compile with this machine's torch", allow_module_level=True
+    )
+
+SUPPORT = Path(__file__).parent / "support"
+INIT = f"import sys; sys.path.insert(0, {str(SUPPORT)!r}); import corners as c"
+EXACT = 1e-12
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request: Any) -> Any:
+    with ddip.Group(workers=request.param, name=f"corners-{request.param}", timeout=300) as group:
+        group.run(INIT)
+        yield group
+
+
+@pytest.fixture(scope="module")
+def three() -> Any:
+    with ddip.Group(workers=3, name="corners-three", timeout=300) as group:
+        group.run(INIT)
+        yield group
+
+
+def values(group: Any, code: str, seconds: float = 40) -> list[Any]:
+    """A rank that waits without end is a failure here, and not of the whole run."""
+    cell = group.run(code, wait=False)
+    if not cell.wait(seconds):
+        why = group.why()
+        group.interrupt(kill=True)
+        pytest.fail(f"still waiting: {why}")
+    return [result.value for result in cell.results()]
+
+
+# --- late gradients
+
+
+def test_a_late_gradient_is_everybodys_and_keeps_its_history(ranks: Any) -> None:
+    for found in values(ranks, "c.late_with_history()"):
+        assert all(apart < EXACT and history for apart, history in found), found
+
+
+def test_a_late_all_reduce_that_fails_is_an_error_and_leaves_no_gradient(ranks: Any) -> None:
+    for said, times, dropped in values(ranks, "c.late_that_fails()"):
+        assert said.startswith("PeerLost: the communicator was aborted"), said
+        assert times == 1, "nothing was late"
+        assert dropped == [True, True]
