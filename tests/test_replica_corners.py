@@ -57,3 +57,11 @@ def test_a_late_all_reduce_that_fails_is_an_error_and_leaves_no_gradient(ranks: 
         assert said.startswith("PeerLost: the communicator was aborted"), said
         assert times == 1, "nothing was late"
         assert dropped == [True, True]
+
+
+# --- compression
+
+
+@pytest.mark.parametrize("shape", [(60, 50), (600, 500)])
+def test_powersgd_is_exact_for_matrices_of_low_rank(ranks: Any, shape: tuple[int, int]) -> None:
+    assert all(worst < 1e-5 for worst in values(ranks, f"c.of_low_rank{shape}"))

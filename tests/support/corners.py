@@ -85,3 +85,18 @@ def late_that_fails() -> tuple[str, int, list[bool]]:
     with AtClone((2, 5), ranks.abort) as mode:
         said = outcome(lambda: dp(True).backward())
     return said, mode.times, [parameter.grad is None for parameter in dp.parameters()]
+
+
+# --- compression
+
+
+def of_low_rank(rows: int, columns: int) -> float:
+    """PowerSGD of matrices of rank 1 is exact. Returns the largest error relative to the matrix, over some seeds."""
+    worst = 0.0
+    for seed in range(12):
+        dp = ddip.DataParallel(nn.Linear(columns, rows, bias=False), compress="powersgd")
+        generator = torch.Generator().manual_seed(seed)
+        wanted = torch.randn(rows, 1, generator=generator) @ torch.randn(1, columns, generator=generator)
+        (dp.module.weight * wanted).sum().backward()
+        worst = max(worst, ((dp.module.weight.grad - wanted).norm() / wanted.norm()).item())
+    return worst

@@ -6,14 +6,18 @@
 namespace ddip::data_parallel {
 namespace {
 
-// Gram–Schmidt, in place. A column that is nothing but rounding after it was made orthogonal becomes zero.
+// Gram–Schmidt, in place. Twice: what the first round leaves of a column that lies between the others is rounding,
+// which points anywhere, also along them, and would count their part of the gradient again. A column of which nothing
+// is left becomes zero.
 void make_orthogonal(at::Tensor matrix) {
   for (int64_t column = 0; column < matrix.size(1); ++column) {
     at::Tensor here = matrix.select(1, column);
     double before = here.norm().item<double>();
-    for (int64_t earlier = 0; earlier < column; ++earlier) {
-      at::Tensor other = matrix.select(1, earlier);
-      here.sub_(other * here.dot(other));
+    for (int round = 0; round < 2; ++round) {
+      for (int64_t earlier = 0; earlier < column; ++earlier) {
+        at::Tensor other = matrix.select(1, earlier);
+        here.sub_(other * here.dot(other));
+      }
     }
     double length = here.norm().item<double>();
     if (length > 1e-6 * before && length > 0)
