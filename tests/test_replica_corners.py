@@ -65,3 +65,9 @@ def test_a_late_all_reduce_that_fails_is_an_error_and_leaves_no_gradient(ranks: 
 @pytest.mark.parametrize("shape", [(60, 50), (600, 500)])
 def test_powersgd_is_exact_for_matrices_of_low_rank(ranks: Any, shape: tuple[int, int]) -> None:
     assert all(worst < 1e-5 for worst in values(ranks, f"c.of_low_rank{shape}"))
+
+
+@pytest.mark.parametrize("compress", ["int8", "topk:1", "powersgd", "bf16"])
+def test_gradients_near_the_smallest_numbers_stop_nothing(ranks: Any, compress: str) -> None:
+    for dropped, smallest in values(ranks, f"c.denormal({compress!r})"):
+        assert dropped == 0 and smallest == pytest.approx(1.0, abs=0.01)

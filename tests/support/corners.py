@@ -100,3 +100,17 @@ def of_low_rank(rows: int, columns: int) -> float:
         (dp.module.weight * wanted).sum().backward()
         worst = max(worst, ((dp.module.weight.grad - wanted).norm() / wanted.norm()).item())
     return worst
+
+
+def denormal(compress: str) -> tuple[int, float]:
+    """Gradients near the smallest numbers that there are, then usual ones: steps dropped, and what arrives of the last."""
+    dp = ddip.DataParallel(nn.Linear(4, 3, bias=False), compress=compress)
+    for size in (1e-45, 1e-44, 1e-43, 1e-42):
+        dp.zero_grad()
+        tiny = torch.zeros(3, 4)
+        tiny[0, 0] = size
+        (dp.module.weight * tiny).sum().backward()
+    dp.zero_grad()
+    dp.module.weight.sum().backward()
+    gradient = dp.module.weight.grad
+    return dp.stats()["nonfinite"], 0.0 if gradient is None else gradient.min().item()

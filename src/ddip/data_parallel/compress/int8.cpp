@@ -24,7 +24,8 @@ class Int8 : public Compressor {
     if (!outcome.finite) return outcome;
 
     std::vector<at::Tensor> bytes;
-    at::Tensor steps = at::where(scales > 0, scales / kSteps, at::ones_like(scales));
+    at::Tensor steps = scales / kSteps;
+    steps = at::where(steps > 0, steps, at::ones_like(steps));  // also where the quotient is too small for a float
     for (size_t index = 0; index < pieces.size(); ++index) {
       at::Tensor units = (wanted[index] / steps[static_cast<int64_t>(index)]).round_().clamp_(-kSteps, kSteps);
       residuals_.keep(pieces[index].parameter, wanted[index] - units * steps[static_cast<int64_t>(index)]);
