@@ -59,6 +59,21 @@ def test_a_late_all_reduce_that_fails_is_an_error_and_leaves_no_gradient(ranks: 
         assert dropped == [True, True]
 
 
+# --- join
+
+
+@pytest.mark.parametrize("change", ["nothing", "thawed", "thawed inside", "float"])
+def test_what_changed_before_a_join_is_known_inside(ranks: Any, change: str) -> None:
+    assert values(ranks, f"c.joined_after({change!r})") == [True] * ranks.world_size
+
+
+def test_a_model_that_changes_inside_a_join_is_refused(ranks: Any) -> None:
+    for said in values(ranks, "c.changed_inside_join()"):
+        assert said == (
+            "ConfigError: the model has changed inside join, where the ranks cannot plan anew: change it before"
+        )
+
+
 # --- compression
 
 

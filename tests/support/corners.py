@@ -29,6 +29,11 @@ def outcome(body: Callable[[], Any]) -> str:
     return "nothing"
 
 
+def same_everywhere(tensor: torch.Tensor) -> bool:
+    every = ddip.comm().all_gather(tensor)
+    return bool((every == every[0]).all())
+
+
 # --- late gradients: their bucket had left without them
 
 
@@ -85,6 +90,44 @@ def late_that_fails() -> tuple[str, int, list[bool]]:
     with AtClone((2, 5), ranks.abort) as mode:
         said = outcome(lambda: dp(True).backward())
     return said, mode.times, [parameter.grad is None for parameter in dp.parameters()]
+
+
+# --- join
+
+
+def joined_after(change: str) -> bool:
+    """What happened to the model before the join counts inside it: whether the gradients are everybody's."""
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3)).double()
+    model[0].requires_grad_(change not in ("thawed", "thawed inside"))
+    dp = ddip.DataParallel(model)
+    r.squares(dp, *r.batch(0, r.rank), r.rank, 0).backward()
+    dp.zero_grad()
+    dtype = torch.float32 if change == "float" else torch.float64
+    if change == "thawed":
+        model[0].requires_grad_(True)
+    model.to(dtype)
+    with dp.join():
+        for step in range(1 + r.rank):
+            if change == "thawed inside":
+                model[0].requires_grad_(True)
+            dp.zero_grad()
+            x, y = r.batch(step, r.rank)
+            r.squares(dp, x.to(dtype), y.to(dtype), r.rank, step).backward()
+            if step == 0:
+                gradients = [p.grad.clone() for p in model.parameters()]
+    return all(same_everywhere(one) and one.dtype == dtype for one in gradients)
+
+
+def changed_inside_join() -> str:
+    dp = ddip.DataParallel(r.mlp())
+    x, y = r.batch(0, r.rank)
+
+    def body() -> None:
+        with dp.join():
+            dp.float()
+            r.squares(dp, x.float(), y.float(), r.rank, 0).backward()
+
+    return outcome(body)
 
 
 # --- compression

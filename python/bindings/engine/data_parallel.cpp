@@ -86,7 +86,7 @@ void bind_data_parallel(py::module_& module) {
       .def("refresh", &Replica::refresh, Released())
       .def("plan", &Replica::plan, Released())
       .def_property("sync", &Replica::sync, &Replica::set_sync)
-      .def("begin_join", &Replica::begin_join, py::arg("divide_by_all"))
+      .def("begin_join", &Replica::begin_join, py::arg("divide_by_all"), Released())
       .def("end_join", &Replica::end_join, Released())
       .def("abandon_join", &Replica::abandon_join)
       .def_property_readonly("joining", [](const Replica& self) { return self.reducer().joining(); })

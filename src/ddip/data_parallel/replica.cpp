@@ -45,7 +45,12 @@ void Replica::sync_buffers(int root) {
 
 void Replica::refresh() {
   // Only where all ranks come: an evaluation may be one rank's own business, and in join they are at different places.
-  if (reducer_->joining() || !at::GradMode::is_enabled() || c10::InferenceMode::is_enabled()) return;
+  if (!at::GradMode::is_enabled() || c10::InferenceMode::is_enabled()) return;
+  if (reducer_->joining()) {
+    if (!reducer_->fits(model_.parameters()))
+      throw ConfigError("the model has changed inside join, where the ranks cannot plan anew: change it before");
+    return;
+  }
   if (retired_) throw ConfigError("this model was wrapped again: use the new DataParallel, not the old one");
   if (current_() != ranks_ || !reducer_->fits(model_.parameters())) plan();
   if (sync_ && model_.training()) reducer_->note_forward();
@@ -60,6 +65,11 @@ void Replica::before_forward() {
 void Replica::set_sync(bool sync) {
   sync_ = sync;
   reducer_->set_sync(sync);
+}
+
+void Replica::begin_join(bool divide_by_all) {
+  refresh();  // inside it is too late to plan
+  reducer_->begin_join(divide_by_all);
 }
 
 int Replica::end_join() {

@@ -30,7 +30,7 @@ class Replica {
   bool sync() const { return sync_; }
 
   // Between these two, ranks may do different numbers of steps. At the end all have the newest model.
-  void begin_join(bool divide_by_all) { reducer_->begin_join(divide_by_all); }
+  void begin_join(bool divide_by_all);
   // The rank whose model it is.
   int end_join();
   void abandon_join() { reducer_->abandon_join(); }
