@@ -74,6 +74,12 @@ def test_a_model_that_changes_inside_a_join_is_refused(ranks: Any) -> None:
         )
 
 
+def test_a_join_that_failed_is_over_on_ranks_without_data_too(three: Any) -> None:
+    for said, gradient in values(three, "c.join_that_failed_for_who_had_no_data()"):
+        assert "one rank is in forward, another in backward" in said
+        assert gradient == 3.0
+
+
 # --- compression
 
 

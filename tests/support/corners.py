@@ -130,6 +130,23 @@ def changed_inside_join() -> str:
     return outcome(body)
 
 
+def join_that_failed_for_who_had_no_data() -> tuple[str, float]:
+    """Ranks 0 and 1 are at different places; rank 2 has ended. Afterwards nobody is in join any more."""
+    dp = ddip.DataParallel(r.mlp())
+
+    def body() -> None:
+        with dp.join():
+            if r.rank == 0:
+                dp(r.batch(0, 0)[0]), dp(r.batch(0, 0)[0])
+            if r.rank == 1:
+                dp(r.batch(0, 1)[0]).sum().backward()
+
+    said = outcome(body)
+    dp.zero_grad()
+    dp(torch.ones(1, 6, dtype=r.DOUBLE) * (1 + r.rank)).sum().backward()
+    return said, float(dp.module[4].bias.grad.sum())
+
+
 # --- compression
 
 

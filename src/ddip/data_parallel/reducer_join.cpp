@@ -36,6 +36,10 @@ int Reducer::announce_forward() {
 }
 
 int Reducer::end_join(const std::function<void(int root)>& on_forward) {
+  struct Ended {  // also by an error
+    bool& joining;
+    ~Ended() { joining = false; }
+  } ended{joining_};
   for (;;) {
     std::vector<Doing> all = announce(Doing::nothing);
     auto busy = std::find_if(all.begin(), all.end(), [](Doing doing) { return doing != Doing::nothing; });
@@ -45,7 +49,6 @@ int Reducer::end_join(const std::function<void(int root)>& on_forward) {
     else
       take_part_in_backward(static_cast<int>(std::count(all.begin(), all.end(), Doing::backward)));
   }
-  joining_ = false;
   return newest_;
 }
 
