@@ -80,6 +80,18 @@ def test_a_join_that_failed_is_over_on_ranks_without_data_too(three: Any) -> Non
         assert gradient == 3.0
 
 
+def test_a_rank_without_data_takes_part_in_what_is_sparse(ranks: Any) -> None:
+    assert all(worst < EXACT for worst in values(ranks, "c.sparse_join_where_all_is_expected()"))
+
+
+def test_a_sparse_gradient_that_is_missing_is_named(ranks: Any) -> None:
+    said = values(ranks, "c.sparse_that_is_missing()")
+    assert said[0] == (
+        "ConfigError: parameter words.weight got no gradient in this backward; find_unused=True allows that"
+    )
+    assert said[1:] == ["nothing"] * (ranks.world_size - 1)
+
+
 # --- compression
 
 

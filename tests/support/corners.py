@@ -147,6 +147,29 @@ def join_that_failed_for_who_had_no_data() -> tuple[str, float]:
     return said, float(dp.module[4].bias.grad.sum())
 
 
+def sparse_join_where_all_is_expected() -> float:
+    """Rank 0 has no data from the beginning, and so no gradient that says it is sparse."""
+    single, dp = r.pair(r.sparse_model, find_unused=False)
+    one = torch.optim.SGD(single.parameters(), 0.1)
+    ours = torch.optim.SGD(dp.parameters(), 0.1)
+    for step in range(3):
+        one.zero_grad()
+        busy = [of for of in range(r.world) if step < 3 * of]
+        (sum(r.always_sparse(single, *r.batch(step, of), of, step) for of in busy) / len(busy)).backward()
+        one.step()
+    with dp.join():
+        for step in range(min(3, 3 * r.rank)):
+            ours.zero_grad()
+            r.always_sparse(dp, *r.batch(step, r.rank), r.rank, step).backward()
+            ours.step()
+    return r.apart(single, dp)
+
+
+def sparse_that_is_missing() -> str:
+    dp = ddip.DataParallel(r.sparse_model(), find_unused=False)
+    return outcome(lambda: r.sparse_loss(dp, *r.batch(1, r.rank), r.rank, 1).backward())
+
+
 # --- compression
 
 

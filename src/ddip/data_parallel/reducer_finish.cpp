@@ -18,7 +18,9 @@ void Reducer::finish() {
   auto ended = Clock::now();
   stats_.backward_ended = since_first(ended);
 
-  std::string without;  // a parameter that should have got a gradient
+  const bool fixed = is_fixed();
+  std::string without;                                 // a parameter that should have got a gradient
+  std::vector<std::pair<size_t, at::Tensor>> earlier;  // gradients that travel, and come back if nobody used them
   std::vector<Used> used(parameters_.size(), Used::no);
   for (size_t index = 0; index < parameters_.size(); ++index) {
     if (ready_[index] || (touched_[index] && parameters_[index].grad().defined()))
@@ -33,14 +35,14 @@ void Reducer::finish() {
     missing_[plan_.bucket_of[index]] -= 1;
   }
   for (; next_ < travelling_.size(); ++next_) launch(travelling_[next_], expected_, next_ + 1 == travelling_.size());
-  const bool fixed = is_fixed();
-  if (!fixed) agree_on_used(used);
+  // What is sparse is agreed on once even where all is expected: a rank without data has nothing to see it by.
+  if (!fixed || !rebuilt_) agree_on_used(used);
   drain();
   if (error_) drop(error_);
   if (fixed) {
     for (size_t index = 0; index < used.size(); ++index) {
-      bool sparse = last_used_[index] == Used::sparse || is_sparse(index);
-      used[index] = sparse ? Used::sparse : expected_[index] ? Used::dense : Used::no;
+      if (used[index] == Used::sparse || is_sparse(index)) last_used_[index] = Used::sparse;
+      used[index] = last_used_[index] == Used::sparse ? Used::sparse : expected_[index] ? Used::dense : Used::no;
     }
   } else {
     reduce_late(used);
