@@ -92,6 +92,18 @@ def test_a_sparse_gradient_that_is_missing_is_named(ranks: Any) -> None:
     assert said[1:] == ["nothing"] * (ranks.world_size - 1)
 
 
+# --- what nobody used
+
+
+@pytest.mark.parametrize("compress", ["none", "fp16", "int8", "topk:0.1", "powersgd:1"])
+def test_what_nobody_used_keeps_its_gradient_though_it_was_expected(ranks: Any, compress: str) -> None:
+    assert values(ranks, f"c.unused_keeps_its_gradient({compress!r})") == [0.0] * ranks.world_size
+
+
+def test_a_gradient_of_a_ranks_own_stays_its_own_though_it_was_expected(ranks: Any) -> None:
+    assert values(ranks, "c.bystander_that_was_expected()") == [[float(rank)] * 2 for rank in range(ranks.world_size)]
+
+
 # --- compression
 
 

@@ -170,6 +170,35 @@ def sparse_that_is_missing() -> str:
     return outcome(lambda: r.sparse_loss(dp, *r.batch(1, r.rank), r.rank, 1).backward())
 
 
+# --- what nobody used
+
+
+def unused_keeps_its_gradient(compress: str) -> float:
+    """Half of the model is expected, and not used: its gradient of before has travelled for nothing."""
+    model = nn.ModuleDict({"a": nn.Linear(16, 16), "b": nn.Linear(16, 16)})
+    dp = ddip.DataParallel(model, compress=compress)
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(r.rank))
+    for _ in range(3):
+        dp.zero_grad()
+        ((model["a"](x) ** 2).sum() + (model["b"](x) ** 2).sum()).backward()
+    before = model["b"].weight.grad.clone()
+    (model["a"](x) ** 2).sum().backward()
+    assert not torch.equal(model["a"].weight.grad, before)
+    return (model["b"].weight.grad - before).abs().max().item()
+
+
+def bystander_that_was_expected() -> list[float]:
+    """A gradient of this rank's own, which the backward has nothing to do with."""
+    model = TwoParts()
+    dp = ddip.DataParallel(model)
+    for _ in range(2):
+        dp.zero_grad()
+        dp(True).backward()
+    model.sometimes.grad = torch.full((2, 5), float(r.rank))
+    dp(False).backward()
+    return [model.sometimes.grad.min().item(), model.sometimes.grad.max().item()]
+
+
 # --- compression
 
 

@@ -28,6 +28,8 @@ void Reducer::finish() {
     if (ready_[index] || !expected_[index]) continue;
     if (used[index] == Used::no && without.empty()) without = names_[index];
     // What it has from earlier backwards counts; the other ranks have it too, or add theirs.
+    if (used[index] == Used::no && !fixed && parameters_[index].grad().defined() && !is_sparse(index))
+      earlier.emplace_back(index, parameters_[index].grad().detach().clone());
     if (is_sparse(index))
       views_[index].zero_();
     else
@@ -51,6 +53,9 @@ void Reducer::finish() {
   if (error_) drop(error_);
   look_at_sums();
   install(used);
+  for (const auto& [index, gradient] : earlier) {
+    if (used[index] == Used::no) parameters_[index].grad().data().copy_(gradient);
+  }
   if (compressor_) {
     for (size_t index = 0; index < used.size(); ++index) {
       if (expected_[index] && used[index] == Used::no) compressor_->rollback(index);
