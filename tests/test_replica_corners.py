@@ -116,3 +116,12 @@ def test_powersgd_is_exact_for_matrices_of_low_rank(ranks: Any, shape: tuple[int
 def test_gradients_near_the_smallest_numbers_stop_nothing(ranks: Any, compress: str) -> None:
     for dropped, smallest in values(ranks, f"c.denormal({compress!r})"):
         assert dropped == 0 and smallest == pytest.approx(1.0, abs=0.01)
+
+
+# --- buffers
+
+
+def test_constants_among_the_buffers_are_not_written_to(ranks: Any) -> None:
+    for rank, (said, gradient, count) in enumerate(values(ranks, "c.constants_in_the_graph()")):
+        assert said == "nothing" and gradient == [4.0] * 3
+        assert count == 3.0 + rank, "what is no constant is rank 0's before each forward"

@@ -226,3 +226,28 @@ def denormal(compress: str) -> tuple[int, float]:
     dp.module.weight.sum().backward()
     gradient = dp.module.weight.grad
     return dp.stats()["nonfinite"], 0.0 if gradient is None else gradient.min().item()
+
+
+# --- buffers
+
+
+class Scaled(nn.Module):
+    """Its buffers are constants that the graph holds; one of them cannot be written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("scale", torch.full((3,), 2.0))
+        self.register_buffer("sign", torch.ones(1).expand(3))
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.count += 1.0 + r.rank  # differs between the ranks, and becomes rank 0's
+        return (x * self.weight * self.scale * self.sign).sum()
+
+
+def constants_in_the_graph() -> tuple[str, list[float], float]:
+    dp = ddip.DataParallel(Scaled())
+    said = outcome(lambda: (dp(torch.ones(3)) + dp(torch.ones(3))).backward())
+    dp(torch.ones(3))
+    return said, dp.module.weight.grad.tolist(), dp.module.count.item()

@@ -37,6 +37,20 @@ at::Device device_of(const std::vector<at::Tensor>& tensors) {
   return tensors.empty() ? at::kCPU : tensors[0].device();
 }
 
+// By tensor, whether it is not the same bytes. All are on one device; a GPU is waited for once.
+std::vector<bool> are_other(const std::vector<at::Tensor>& one, const std::vector<at::Tensor>& two) {
+  std::vector<bool> other;
+  if (one[0].is_cpu()) {
+    for (size_t index = 0; index < one.size(); ++index) other.push_back(!at::equal(one[index], two[index]));
+    return other;
+  }
+  std::vector<at::Tensor> flags;
+  for (size_t index = 0; index < one.size(); ++index) flags.push_back((one[index] != two[index]).any());
+  at::Tensor found = at::stack(flags).cpu();
+  for (int64_t index = 0; index < found.numel(); ++index) other.push_back(found[index].item<bool>());
+  return other;
+}
+
 }  // namespace
 
 void require_same_shapes(tensors::Communicator& ranks, const std::vector<std::string>& names,
@@ -80,17 +94,18 @@ void broadcast_all(tensors::Communicator& ranks, const std::vector<at::Tensor>& 
       bytes.push_back(tensor.detach().contiguous().view({-1}).view(at::kByte));
     }
     if (here.empty()) continue;
-    at::Tensor all = bytes.size() == 1 ? bytes[0] : at::cat(bytes);
+    at::Tensor all = at::cat(bytes);
     ranks.broadcast(all, root);
     if (ranks.rank() == root) continue;
-    int64_t begin = 0;
-    for (const at::Tensor& tensor : here) {
-      int64_t length = static_cast<int64_t>(tensor.nbytes());
+    std::vector<int64_t> lengths;
+    for (const at::Tensor& tensor : here) lengths.push_back(static_cast<int64_t>(tensor.nbytes()));
+    std::vector<at::Tensor> parts = all.split_with_sizes(lengths);
+    std::vector<bool> other = are_other(parts, bytes);
+    for (size_t index = 0; index < here.size(); ++index) {
+      if (!other[index]) continue;
+      const at::Tensor& tensor = here[index];
       // A piece that begins anywhere cannot be seen as another type.
-      at::Tensor part = all.narrow(0, begin, length);
-      if (bytes.size() > 1) part = part.clone();
-      tensor.detach().copy_(part.view(tensor.scalar_type()).view(tensor.sizes()));
-      begin += length;
+      tensor.detach().copy_(parts[index].clone().view(tensor.scalar_type()).view(tensor.sizes()));
     }
   }
 }

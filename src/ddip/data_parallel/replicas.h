@@ -12,7 +12,8 @@ namespace ddip::data_parallel {
 void require_same_shapes(tensors::Communicator& ranks, const std::vector<std::string>& names,
                          const std::vector<at::Tensor>& tensors);
 
-// Every tensor becomes what it is on `root`, in one message for each device.
+// Every tensor becomes what it is on `root`, in one message for each device. One that is that already is not written
+// to: a graph may hold it.
 void broadcast_all(tensors::Communicator& ranks, const std::vector<at::Tensor>& tensors, int root);
 
 // For each tensor, whether it is the same bits on all ranks; the same answer everywhere.
