@@ -47,13 +47,16 @@ class DataParallel {
   // While it lives, backwards only add up gradients; the next one averages the sum.
   class NoSync {
    public:
-    explicit NoSync(data_parallel::Replica& replica) : replica_(replica) { replica_.set_sync(false); }
+    explicit NoSync(data_parallel::Replica& replica) : replica_(replica), before_(replica.sync()) {
+      replica_.set_sync(false);
+    }
     NoSync(const NoSync&) = delete;
     NoSync& operator=(const NoSync&) = delete;
-    ~NoSync() { replica_.set_sync(true); }
+    ~NoSync() { replica_.set_sync(before_); }
 
    private:
     data_parallel::Replica& replica_;
+    const bool before_;
   };
   NoSync no_sync() { return NoSync(replica_); }
 
