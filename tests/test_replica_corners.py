@@ -92,6 +92,10 @@ def test_a_sparse_gradient_that_is_missing_is_named(ranks: Any) -> None:
     assert said[1:] == ["nothing"] * (ranks.world_size - 1)
 
 
+def test_an_optimizers_state_goes_to_the_ranks_of_the_model_only(three: Any) -> None:
+    assert values(three, "c.joined_with_an_optimizer_in_a_part_of_the_group()") == [None, 0.0, 0.0]
+
+
 # --- what nobody used
 
 

@@ -15,7 +15,7 @@ from ddip.communicators import comm, engine
 from ddip.errors import ConfigError
 
 # Ours; every other attribute is the model's.
-OWN = {"module", "training", "_dp"}
+OWN = {"module", "training", "_dp", "_dp_ranks"}
 _wrapper_of: weakref.WeakKeyDictionary[nn.Module, weakref.ref[DataParallel]] = weakref.WeakKeyDictionary()
 
 
@@ -56,6 +56,7 @@ class DataParallel(nn.Module):
             raise ConfigError(f"nonfinite={nonfinite!r} is unknown, skip or keep was expected")
         if not bucket_mb > 0:
             raise ConfigError(f"bucket_mb={bucket_mb} is no size")
+        self._dp_ranks = comm if ranks is None else ranks if callable(ranks) else lambda: ranks
         self.module = module
         # Two would average the same gradients: the new one takes over.
         before = _wrapper_of.get(module)
@@ -66,7 +67,7 @@ class DataParallel(nn.Module):
         # Stays when the model is planned anew: what it keeps for the next step belongs to the parameters.
         compressor = engine().make_compressor(compress)
         self._dp = engine().Replica(
-            comm if ranks is None else ranks if callable(ranks) else lambda: ranks,
+            self._dp_ranks,
             lambda: parameters_of(module),
             lambda: [name for name, _ in module.named_parameters()],
             lambda: list(module.buffers()),
@@ -110,7 +111,7 @@ class DataParallel(nn.Module):
             raise
         newest = self._dp.end_join()
         if optimizer is not None:
-            replicas.broadcast_optimizer_state(optimizer, newest)
+            replicas.broadcast_optimizer_state(optimizer, newest, self._dp_ranks())
 
     def stats(self) -> dict[str, Any]:
         """Since the last call: steps, seconds of compute, of communication that backward waited for (exposed), of waiting

@@ -41,9 +41,11 @@ def gather_objects(value: Any, ranks: Any = None) -> list[Any]:
     return [pickle.loads(every[rank, :size].numpy().tobytes()) for rank, size in enumerate(sizes)]
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root: int = 0) -> None:
-    """Momenta, steps and learning rates become those of `root`; the parameters stay this rank's own."""
-    state = broadcast_object(on_cpu(optimizer.state_dict()) if comm().rank == root else None, root)
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root: int = 0, ranks: Any = None) -> None:
+    """Momenta, steps and learning rates become those of `root`; the parameters stay this rank's own. `ranks`: the
+    communicator, `ddip.comm()` if not given."""
+    ranks = comm() if ranks is None else ranks
+    state = broadcast_object(on_cpu(optimizer.state_dict()) if ranks.rank == root else None, root, ranks)
     optimizer.load_state_dict(state)
 
 

@@ -170,6 +170,23 @@ def sparse_that_is_missing() -> str:
     return outcome(lambda: r.sparse_loss(dp, *r.batch(1, r.rank), r.rank, 1).backward())
 
 
+def joined_with_an_optimizer_in_a_part_of_the_group() -> float | None:
+    """Rank 0 of the group has no part in it: numbers of ranks mean other ranks here than in ddip.comm()."""
+    if r.rank == 0:
+        return None
+    ranks = survivors.communicator(r.rank - 1, r.world - 1)
+    dp = ddip.DataParallel(r.mlp(), ranks=ranks)
+    optimizer = r.sgd(dp)
+    with dp.join(optimizer):
+        for step in range(r.rank):
+            optimizer.zero_grad()
+            r.squares(dp, *r.batch(step, r.rank), r.rank, step).backward()
+            optimizer.step()
+    momenta = [state["momentum_buffer"] for state in optimizer.state.values()]
+    every = ranks.all_gather(torch.cat([one.reshape(-1) for one in momenta]))
+    return (every - every[0]).abs().max().item()
+
+
 # --- what nobody used
 
 
