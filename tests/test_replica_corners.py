@@ -129,3 +129,11 @@ def test_constants_among_the_buffers_are_not_written_to(ranks: Any) -> None:
     for rank, (said, gradient, count) in enumerate(values(ranks, "c.constants_in_the_graph()")):
         assert said == "nothing" and gradient == [4.0] * 3
         assert count == 3.0 + rank, "what is no constant is rank 0's before each forward"
+
+
+# --- wrappers and helpers
+
+
+def test_a_wrapper_that_could_not_be_made_takes_nothing_over(ranks: Any) -> None:
+    for refused, trained in values(ranks, "c.wrapped_again_in_vain()"):
+        assert refused.startswith("ConfigError: compress='zip' is unknown") and trained == "nothing"

@@ -58,12 +58,6 @@ class DataParallel(nn.Module):
             raise ConfigError(f"bucket_mb={bucket_mb} is no size")
         self._dp_ranks = comm if ranks is None else ranks if callable(ranks) else lambda: ranks
         self.module = module
-        # Two would average the same gradients: the new one takes over.
-        before = _wrapper_of.get(module)
-        old: Any = before() if before is not None else None
-        if old is not None:
-            old._dp.retire()
-        _wrapper_of[module] = weakref.ref(self)
         # Stays when the model is planned anew: what it keeps for the next step belongs to the parameters.
         compressor = engine().make_compressor(compress)
         self._dp = engine().Replica(
@@ -80,6 +74,12 @@ class DataParallel(nn.Module):
             compressor=compressor,
             broadcast_buffers=broadcast_buffers,
         )
+        # Two would average the same gradients: the new one takes over, as soon as there is one.
+        before = _wrapper_of.get(module)
+        old: Any = before() if before is not None else None
+        if old is not None:
+            old._dp.retire()
+        _wrapper_of[module] = weakref.ref(self)
 
     # --- training
 

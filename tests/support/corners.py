@@ -268,3 +268,15 @@ def constants_in_the_graph() -> tuple[str, list[float], float]:
     said = outcome(lambda: (dp(torch.ones(3)) + dp(torch.ones(3))).backward())
     dp(torch.ones(3))
     return said, dp.module.weight.grad.tolist(), dp.module.count.item()
+
+
+# --- wrappers and helpers
+
+
+def wrapped_again_in_vain() -> list[str]:
+    model = r.mlp()
+    dp = ddip.DataParallel(model)
+    return [
+        outcome(lambda: ddip.DataParallel(model, compress="zip")),
+        outcome(lambda: r.squares(dp, *r.batch(0, r.rank), r.rank, 0).backward()),
+    ]
