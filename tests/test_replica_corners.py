@@ -137,3 +137,14 @@ def test_constants_among_the_buffers_are_not_written_to(ranks: Any) -> None:
 def test_a_wrapper_that_could_not_be_made_takes_nothing_over(ranks: Any) -> None:
     for refused, trained in values(ranks, "c.wrapped_again_in_vain()"):
         assert refused.startswith("ConfigError: compress='zip' is unknown") and trained == "nothing"
+
+
+@pytest.mark.parametrize("root", [0, 1])
+def test_what_cannot_be_pickled_is_an_error_on_all_ranks(ranks: Any, root: int) -> None:
+    for rank, (gathered, told, after) in enumerate(values(ranks, f"c.unpicklable({root})")):
+        for said in (gathered, told):
+            if rank == root:
+                assert "pickle" in said and "lambda" in said
+            else:
+                assert said == f"ConfigError: what rank {root} gave cannot be pickled; its own error says why"
+        assert after == "nothing"

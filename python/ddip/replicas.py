@@ -4,12 +4,13 @@ all ranks of the group."""
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ddip.communicators import comm, engine
+from ddip.errors import ConfigError
 
 
 def broadcast_parameters(module: torch.nn.Module, root: int = 0) -> None:
@@ -22,9 +23,10 @@ def broadcast_object(value: Any = None, root: int = 0, ranks: Any = None) -> Any
     """What `root` gave, on every rank. Ranks of one group trust each other: it travels as a pickle. `ranks`: the
     communicator, `ddip.comm()` if not given."""
     ranks = comm() if ranks is None else ranks
-    data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8) if ranks.rank == root else None
+    data, error = pickled(value) if ranks.rank == root else (None, None)
     size = torch.tensor([0 if data is None else data.numel()], device=home(ranks))
     ranks.broadcast(size, root)
+    refuse_unpicklable([int(size)], error, [root])
     data = torch.empty(int(size), dtype=torch.uint8, device=home(ranks)) if data is None else data.to(home(ranks))
     ranks.broadcast(data, root)
     return value if ranks.rank == root else pickle.loads(data.cpu().numpy().tobytes())
@@ -33,8 +35,9 @@ def broadcast_object(value: Any = None, root: int = 0, ranks: Any = None) -> Any
 def gather_objects(value: Any, ranks: Any = None) -> list[Any]:
     """What each rank gave, in the order of the ranks, on every rank."""
     ranks = comm() if ranks is None else ranks
-    data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    data, error = pickled(value)
     sizes = ranks.all_gather(torch.tensor([data.numel()], device=home(ranks))).view(-1).tolist()
+    refuse_unpicklable(sizes, error, range(ranks.world_size))
     padded = torch.zeros(max(sizes), dtype=torch.uint8)
     padded[: data.numel()] = data
     every = ranks.all_gather(padded.to(home(ranks))).cpu()
@@ -68,6 +71,23 @@ def home(ranks: Any) -> Any:
     from ddip import device
 
     return device() if ranks.name == "nccl" else "cpu"
+def pickled(value: Any) -> tuple[torch.Tensor, Exception | None]:
+    """As bytes; none of them, and why, if it cannot be: the other ranks wait for this one, and must be told."""
+    try:
+        return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8), None
+    except Exception as error:
+        return torch.empty(0, dtype=torch.uint8), error
+
+
+def refuse_unpicklable(sizes: Sequence[int], mine: Exception | None, senders: Sequence[int]) -> None:
+    """On all ranks if one could not; there, with its own words."""
+    if mine is not None:
+        raise mine
+    for sender, size in zip(senders, sizes, strict=True):
+        if size == 0:
+            raise ConfigError(f"what rank {sender} gave cannot be pickled; its own error says why")
+
+
 
 
 def on_cpu(value: Any) -> Any:

@@ -280,3 +280,12 @@ def wrapped_again_in_vain() -> list[str]:
         outcome(lambda: ddip.DataParallel(model, compress="zip")),
         outcome(lambda: r.squares(dp, *r.batch(0, r.rank), r.rank, 0).backward()),
     ]
+
+
+def unpicklable(root: int) -> list[str]:
+    value = (lambda: 1) if r.rank == root else 1
+    return [
+        outcome(lambda: ddip.gather_objects(value)),
+        outcome(lambda: ddip.broadcast_object(value, root)),
+        outcome(lambda: ddip.gather_objects(1)),
+    ]
