@@ -148,3 +148,13 @@ def test_what_cannot_be_pickled_is_an_error_on_all_ranks(ranks: Any, root: int) 
             else:
                 assert said == f"ConfigError: what rank {root} gave cannot be pickled; its own error says why"
         assert after == "nothing"
+
+
+def test_metrics_of_other_names_are_not_mixed_up(ranks: Any) -> None:
+    first, second = values(ranks, "c.metrics()")[:2]
+    assert first == [
+        "ConfigError: rank 0 has metrics ['correct', 'loss'], but rank 1 has ['loss', 'right']",
+        "ConfigError: op='median' is unknown, one of mean, sum, min, max was expected",
+        "{}",
+    ]
+    assert second[0] == "ConfigError: rank 1 has metrics ['loss', 'right'], but rank 0 has ['correct', 'loss']"

@@ -55,9 +55,14 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root: int = 0, r
 def gather_metrics(values: Mapping[str, Any], op: str = "mean") -> dict[str, float]:
     """Numbers of all ranks as one: mean, sum, min or max of each. With "weight" among them, means are weighted by it: the
     number of samples, so that ranks with more of them count more."""
+    if op not in ("mean", "sum", "min", "max"):
+        raise ConfigError(f"op={op!r} is unknown, one of mean, sum, min, max was expected")
     names = sorted(values)
-    table = torch.tensor([[float(values[name]) for name in names]], dtype=torch.float64, device=home(comm()))
-    every = comm().all_gather(table).view(-1, len(names)).cpu()
+    told = gather_objects({name: float(values[name]) for name in names})
+    for rank, other in enumerate(told):
+        if sorted(other) != names:
+            raise ConfigError(f"rank {comm().rank} has metrics {names}, but rank {rank} has {sorted(other)}")
+    every = torch.tensor([[one[name] for name in names] for one in told], dtype=torch.float64)
     if op == "mean" and "weight" in names:
         weights = every[:, names.index("weight")]
         mean = (every * weights[:, None]).sum(0) / weights.sum()
@@ -66,11 +71,6 @@ def gather_metrics(values: Mapping[str, Any], op: str = "mean") -> dict[str, flo
     return dict(zip(names, reduced.tolist(), strict=True))
 
 
-def home(ranks: Any) -> Any:
-    """Where small things must lie to travel: NCCL knows GPUs only."""
-    from ddip import device
-
-    return device() if ranks.name == "nccl" else "cpu"
 def pickled(value: Any) -> tuple[torch.Tensor, Exception | None]:
     """As bytes; none of them, and why, if it cannot be: the other ranks wait for this one, and must be told."""
     try:
@@ -88,6 +88,11 @@ def refuse_unpicklable(sizes: Sequence[int], mine: Exception | None, senders: Se
             raise ConfigError(f"what rank {sender} gave cannot be pickled; its own error says why")
 
 
+def home(ranks: Any) -> Any:
+    """Where small things must lie to travel: NCCL knows GPUs only."""
+    from ddip import device
+
+    return device() if ranks.name == "nccl" else "cpu"
 
 
 def on_cpu(value: Any) -> Any:

@@ -289,3 +289,11 @@ def unpicklable(root: int) -> list[str]:
         outcome(lambda: ddip.broadcast_object(value, root)),
         outcome(lambda: ddip.gather_objects(1)),
     ]
+
+
+def metrics() -> list[str]:
+    return [
+        outcome(lambda: ddip.gather_metrics({"loss": 1.0, "right" if r.rank else "correct": 2.0})),
+        outcome(lambda: ddip.gather_metrics({"loss": 1.0}, "median")),
+        str(ddip.gather_metrics({})),
+    ]
