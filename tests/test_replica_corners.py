@@ -158,3 +158,7 @@ def test_metrics_of_other_names_are_not_mixed_up(ranks: Any) -> None:
         "{}",
     ]
     assert second[0] == "ConfigError: rank 1 has metrics ['loss', 'right'], but rank 0 has ['correct', 'loss']"
+
+
+def test_a_batch_norm_in_two_places_stays_one(ranks: Any) -> None:
+    assert values(ranks, "c.batch_norm_in_two_places()") == [["SyncBatchNorm", True, True]] * ranks.world_size

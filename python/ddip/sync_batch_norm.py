@@ -40,14 +40,24 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
     @classmethod
     def convert(cls, module: nn.Module) -> nn.Module:
         """The module with every BatchNorm replaced; weights and statistics are the same tensors."""
+        return cls._converted(module, {})
+
+    @classmethod
+    def _converted(cls, module: nn.Module, known: dict[nn.Module, nn.Module]) -> nn.Module:
+        """`known`: what was met before. A layer that is in several places stays one."""
+        if module in known:
+            return known[module]
+        known[module] = module
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, cls):
             made = cls(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats)
             for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
                 setattr(made, name, getattr(module, name))
             made.train(module.training)
+            known[module] = made
             return made
-        for name, child in module.named_children():
-            setattr(module, name, cls.convert(child))
+        for name, child in module._modules.items():
+            if child is not None:
+                setattr(module, name, cls._converted(child, known))
         return module
 
 

@@ -297,3 +297,15 @@ def metrics() -> list[str]:
         outcome(lambda: ddip.gather_metrics({"loss": 1.0}, "median")),
         str(ddip.gather_metrics({})),
     ]
+
+
+def batch_norm_in_two_places() -> list[Any]:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.BatchNorm1d(3)
+            self.second = self.first
+            self.deeper = nn.Sequential(self.first, nn.Identity())
+
+    made = ddip.SyncBatchNorm.convert(Twice())
+    return [type(made.second).__name__, made.second is made.first, made.deeper[0] is made.first]
