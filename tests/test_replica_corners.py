@@ -162,3 +162,7 @@ def test_metrics_of_other_names_are_not_mixed_up(ranks: Any) -> None:
 
 def test_a_batch_norm_in_two_places_stays_one(ranks: Any) -> None:
     assert values(ranks, "c.batch_norm_in_two_places()") == [["SyncBatchNorm", True, True]] * ranks.world_size
+
+
+def test_sparse_gradients_travel_over_torchs_gloo(ranks: Any) -> None:
+    assert all(worst < EXACT for worst in values(ranks, "c.sparse_over_gloo()"))

@@ -309,3 +309,12 @@ def batch_norm_in_two_places() -> list[Any]:
 
     made = ddip.SyncBatchNorm.convert(Twice())
     return [type(made.second).__name__, made.second is made.first, made.deeper[0] is made.first]
+
+
+def sparse_over_gloo() -> float:
+    return r.train(
+        r.sparse_model,
+        r.always_sparse,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.1),
+        ranks=ddip.comm("gloo"),
+    )

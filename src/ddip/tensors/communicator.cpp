@@ -34,7 +34,8 @@ Options waiting(Options options) {
 // torch's backends write to a tensor as if it were in one piece, whether it is or not: a copy that is, written back.
 class Whole {
  public:
-  Whole(const at::Tensor& tensor, bool ours) : tensor_(tensor), whole_(ours ? tensor : tensor.contiguous()) {}
+  Whole(const at::Tensor& tensor, bool ours)
+      : tensor_(tensor), whole_(ours || tensor.is_sparse() ? tensor : tensor.contiguous()) {}
   const at::Tensor& get() const { return whole_; }
   void finish() {
     if (!whole_.is_same(tensor_)) tensor_.copy_(whole_);
@@ -90,7 +91,7 @@ void Communicator::require_peer(int peer) const {
 }
 
 void Communicator::require_whole(const at::Tensor& tensor) const {
-  if (!ours_ && !tensor.is_contiguous())
+  if (!ours_ && !tensor.is_sparse() && !tensor.is_contiguous())
     throw ConfigError(fmt::format("backend {} takes contiguous tensors only here: give tensor.contiguous()", name_));
 }
 
