@@ -166,3 +166,11 @@ def test_a_batch_norm_in_two_places_stays_one(ranks: Any) -> None:
 
 def test_sparse_gradients_travel_over_torchs_gloo(ranks: Any) -> None:
     assert all(worst < EXACT for worst in values(ranks, "c.sparse_over_gloo()"))
+
+
+# --- communicators
+
+
+def test_a_communicator_is_let_go_while_its_end_calls_python(ranks: Any) -> None:
+    world = ranks.world_size
+    assert values(ranks, "c.let_go_while_something_is_under_way()") == [([float(world)] * 4, [1])] * world

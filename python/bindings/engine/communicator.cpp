@@ -38,12 +38,25 @@ at::Tensor empty(Communicator& self, const py::args& size, const std::optional<a
   return self.empty(sizes, options);
 }
 
+// It waits for what is under way, whose end may call Python.
+void destroy(Communicator* communicator) {
+  if (PyGILState_Check() == 0) {
+    delete communicator;
+    return;
+  }
+  py::gil_scoped_release release;
+  delete communicator;
+}
+
 }  // namespace
 
 void bind_communicator(py::module_& module) {
   py::class_<Communicator, std::shared_ptr<Communicator>>(module, "Communicator")
-      .def(py::init<c10::intrusive_ptr<c10d::Backend>, std::string, std::string>(), py::arg("backend"), py::arg("name"),
-           py::arg("reason"))
+      .def(py::init([](c10::intrusive_ptr<c10d::Backend> backend, std::string name, std::string reason) {
+             return std::shared_ptr<Communicator>(
+                 new Communicator(std::move(backend), std::move(name), std::move(reason)), &destroy);
+           }),
+           py::arg("backend"), py::arg("name"), py::arg("reason"))
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("world_size", &Communicator::world)
       .def_property_readonly("name", &Communicator::name)
