@@ -174,3 +174,7 @@ def test_sparse_gradients_travel_over_torchs_gloo(ranks: Any) -> None:
 def test_a_communicator_is_let_go_while_its_end_calls_python(ranks: Any) -> None:
     world = ranks.world_size
     assert values(ranks, "c.let_go_while_something_is_under_way()") == [([float(world)] * 4, [1])] * world
+
+
+def test_a_works_future_is_done_when_the_work_is(ranks: Any) -> None:
+    assert values(ranks, "c.futures_of_works_that_are_over()") == [0] * ranks.world_size

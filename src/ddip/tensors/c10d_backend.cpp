@@ -89,11 +89,12 @@ class C10dBackend::OurWork : public c10d::Work {
 
   void end(std::exception_ptr error, int source = -1) {
     source_ = source;
-    finish(error);
+    // First, so that it is done when wait() returns, as torch's own backends have it.
     if (error)
       future_->setErrorIfNeeded(error);
     else
       future_->markCompleted(c10::IValue(result_));
+    finish(error);
   }
 
  private:
