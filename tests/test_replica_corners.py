@@ -178,3 +178,15 @@ def test_a_communicator_is_let_go_while_its_end_calls_python(ranks: Any) -> None
 
 def test_a_works_future_is_done_when_the_work_is(ranks: Any) -> None:
     assert values(ranks, "c.futures_of_works_that_are_over()") == [0] * ranks.world_size
+
+
+@pytest.mark.timeout(180)
+def test_a_rank_that_is_lost_while_others_come_is_missed_at_once() -> None:
+    with ddip.Group(workers=3, name="corners-lost", timeout=300) as group:
+        group.run(INIT)
+        cell = group.run("found = c.lost_while_others_come()", wait=False)
+        assert cell.wait(120)
+        for result in group.run("found", ranks=[0, 2]):
+            said, seconds = result.value
+            assert said.startswith("PeerLost: rank 1 is lost"), said
+            assert seconds < 30, "the timeout of 60 s noticed it"

@@ -350,3 +350,16 @@ def futures_of_works_that_are_over() -> int:
         work.wait()
         early += not work.get_future().done()
     return early
+
+
+def lost_while_others_come() -> tuple[str, float]:
+    """Rank 1 has said that it is there, and dies before the last one comes."""
+    pids = ddip.gather_objects(os.getpid())
+    store = communicators.store()
+    if r.rank == r.world - 1:
+        store.wait(["ddip/here/1"])
+        os.kill(pids[1], signal.SIGKILL)
+    begun = time.monotonic()
+    engine = communicators.engine()
+    said = outcome(lambda: engine.C10dBackend(store, r.rank, r.world, datetime.timedelta(seconds=60)))
+    return said, time.monotonic() - begun

@@ -127,12 +127,13 @@ C10dBackend::C10dBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
   auto ranks = std::make_unique<comm::shm::Collectives>(shared_->segment, rank, timeout);
   operations_ = std::make_unique<Operations>(*ranks, ranks.get());
   collectives_ = std::move(ranks);
-  // Who is missing is waited for at the store, where an interrupt can end it; nobody watches over the segment yet.
+  // Who is missing is waited for at the store, where an interrupt can end it; nobody watches over the segment yet. Who
+  // was there may be lost by the time that the last one comes.
   keys.set(fmt::format("ddip/here/{}", rank), "");
   for (int peer = 0; peer < size; ++peer) keys.get(fmt::format("ddip/here/{}", peer));
+  shared_->watch = std::make_unique<comm::shm::Watch>(shared_->segment, rank);
   collectives_->barrier();
   shared_->segment.close_file();
-  shared_->watch = std::make_unique<comm::shm::Watch>(shared_->segment, rank);
   thread_ = std::make_unique<WorkerThread>();
   std::lock_guard lock(window_->mutex);
   window_->backend = this;
