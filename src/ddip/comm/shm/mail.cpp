@@ -372,6 +372,14 @@ void Mail::give_stashed() {
   }
 }
 
+bool Mail::nothing_comes_from(int peer) const {
+  if (peer != kAnyRank) return segment_.line(peer).left.load() && ring(peer, rank_).filled() == 0;
+  for (int one = 0; one < segment_.world(); ++one) {
+    if (one != rank_ && !nothing_comes_from(one)) return false;
+  }
+  return true;
+}
+
 // Whether somebody's time was over.
 bool Mail::end_overdue() {
   auto now = Clock::now();
@@ -382,8 +390,7 @@ bool Mail::end_overdue() {
                                                         static_cast<double>(patience_.count()) / 1000, what, peer)));
   };
   for (auto receiving = receivings_.begin(); receiving != receivings_.end();) {
-    bool left = receiving->from != kAnyRank && segment_.line(receiving->from).left.load() && !receiving->taken &&
-                ring(receiving->from, rank_).filled() == 0;
+    bool left = !receiving->taken && nothing_comes_from(receiving->from);
     if (receiving->deadline > now && !left) {
       ++receiving;
       continue;
@@ -395,20 +402,28 @@ bool Mail::end_overdue() {
     receiving = receivings_.erase(receiving);
     if (left) {
       some = true;
+      std::string whom = from == kAnyRank ? "any rank, and all have" : fmt::format("rank {}, which has", from);
       end(std::move(done),
-          std::make_exception_ptr(
-              PeerLost(fmt::format("rank {} waits for a message of rank {}, which has left", rank_, from))),
-          from);
+          std::make_exception_ptr(PeerLost(fmt::format("rank {} waits for a message of {} left", rank_, whom))), from);
     } else {
       end(std::move(done), overdue("waiting for a message of", from), from);
     }
   }
   for (int to = 0; to < segment_.world(); ++to) {
     auto& queue = sendings_[static_cast<size_t>(to)];
-    while (!queue.empty() && queue.front().deadline <= now) {
+    const bool left = segment_.line(to).left.load();  // nobody will make room
+    while (!queue.empty() && (left || queue.front().deadline <= now)) {
       Done done = std::move(queue.front().done);
       bool begun = queue.front().sent > 0;
       queue.pop_front();
+      if (left) {
+        some = true;
+        end(std::move(done),
+            std::make_exception_ptr(
+                PeerLost(fmt::format("rank {} sends a message to rank {}, which has left", rank_, to))),
+            to);
+        continue;
+      }
       end(std::move(done), overdue("sending a message to", to), to);
       if (begun) segment_.poison(kAborted);  // half a message lies in the ring: nothing that follows could be read
     }

@@ -43,6 +43,7 @@ class Mail : public comm::Mail {
   Receiving* wanted(int from, int64_t tag);
   bool begin_arrival(int from, Arriving& arriving);
   void give_stashed();
+  bool nothing_comes_from(int peer) const;
   bool end_overdue();
   void end_all(const std::exception_ptr& error);
   void end(Done done, std::exception_ptr error, int peer);

@@ -189,6 +189,30 @@ TEST_F(MailTest, who_left_sends_no_more_but_what_it_sent_arrives) {
   EXPECT_THROW(receive(1, 0, never).get(), PeerLost);
 }
 
+TEST_F(MailTest, what_does_not_fit_is_not_sent_to_who_left) {
+  auto data = noise(1u << 20, 12);  // more than a ring holds
+  auto before = send(0, 1, data), other = send(0, 2, data);
+  segment.leave(1);
+  EXPECT_THROW(before.get(), PeerLost);
+  EXPECT_THROW(send(0, 1, data).get(), PeerLost);
+  std::vector<uint8_t> got(data.size());
+  receive(2, 0, got).get();
+  EXPECT_EQ(got, data) << "the others are not concerned";
+  other.get();
+}
+
+TEST_F(MailTest, when_all_have_left_any_of_them_sends_no_more) {
+  auto data = noise(4, 13);
+  std::vector<uint8_t> got(4), never(4);
+  auto first = receive(2, kAnyRank, got), second = receive(2, kAnyRank, never);
+  segment.leave(0);
+  send(1, 2, data).get();
+  first.get();
+  EXPECT_EQ(got, data);
+  segment.leave(1);
+  EXPECT_THROW(second.get(), PeerLost);
+}
+
 TEST_F(MailTest, nonsense_is_refused_at_once) {
   std::vector<uint8_t> data(4);
   EXPECT_THROW(send(0, 0, data), ConfigError);
