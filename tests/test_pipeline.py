@@ -300,7 +300,7 @@ def test_random_numbers_of_the_program_go_on_as_without_a_pipeline(two: ddip.Gro
     [
         ("schedule='1f2b'", "1f1b"),
         ("staleness='msnug'", "msnag"),
-        ("micro_batches=0", "micro_batches=0, accumulate=1: expected numbers from 1 on"),
+        ("micro_batches=0", "micro_batches=0, accumulate=1: expected whole numbers from 1 on"),
         ("precision='fp8'", "precision='fp8': expected fp32 or bf16"),
         ("window='wide'", "window='wide': expected a number for each stage, 'textbook', or None"),
         ("replicas=3", "replicas=3: expected a divisor of the group's 2 ranks"),

@@ -165,9 +165,8 @@ class FailsAt(torch.nn.Module):
 
 
 def pipe_of(parts: list[torch.nn.Module], schedule: str = "async_1f1b", **options: Any) -> ddip.Pipeline:
-    return ddip.Pipeline(
-        parts, loss=torch.nn.functional.mse_loss, optimizer=sgd, schedule=schedule, **{"micro_batches": 4, **options}
-    )
+    usual = {"loss": torch.nn.functional.mse_loss, "optimizer": sgd, "micro_batches": 4}
+    return ddip.Pipeline(parts, schedule=schedule, **{**usual, **options})
 
 
 def failing(schedule: str) -> tuple[ddip.Pipeline, str]:

@@ -16,7 +16,7 @@ class Batches:
 
     def __init__(self, batches: Iterable[Any], micro_batches: int) -> None:
         self.micro_batches = micro_batches
-        self.batches: Any = batches if hasattr(batches, "__len__") else list(batches)
+        self.batches: Any = batches if has_length(batches) else list(batches)
         self._iterator: Iterator[Any] = iter(())
         self._open: dict[int, list[tuple[Any, Any, int]]] = {}
         self._readers: list[int] = []
@@ -74,6 +74,15 @@ class Batches:
             parts.append((part_of(x, begin, size, torch.clone), part_of(y, begin, size), size))
             begin += size
         return parts
+
+
+def has_length(batches: Iterable[Any]) -> bool:
+    """A DataLoader of an IterableDataset has a __len__ that says that there is none."""
+    try:
+        len(batches)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True
 
 
 def samples_of(value: Any) -> int:

@@ -93,7 +93,9 @@ class Pipeline:
         ledger: str | Path | None = None,
         program: str | None = None,
     ) -> None:
+        self._given_ranks = ranks
         self.ranks = comm() if ranks is None else ranks
+        refuse_what_cannot_be_called(optimizer, scheduler, loss)
         if self.ranks.name == "nccl":
             raise ConfigError("backend nccl: a pipeline's messages go through the CPU; expected shm, gloo or mpi")
         if replicas < 1 or self.ranks.world_size % replicas:
@@ -126,8 +128,10 @@ class Pipeline:
             raise ConfigError(f"precision={precision!r}: expected fp32 or bf16")
         if isinstance(window, str) and window != "textbook":
             raise ConfigError(f"window={window!r}: expected a number for each stage, 'textbook', or None")
-        if micro_batches < 1 or accumulate < 1:
-            raise ConfigError(f"micro_batches={micro_batches}, accumulate={accumulate}: expected numbers from 1 on")
+        if any(type(number) is not int or number < 1 for number in (micro_batches, accumulate)):
+            raise ConfigError(
+                f"micro_batches={micro_batches!r}, accumulate={accumulate!r}: expected whole numbers from 1 on"
+            )
         self.loss, self.precision, self.seed, self.clip, self.gaps = loss, precision, seed, clip, gaps
         self.request: dict[str, Any] = {
             "schedule": schedule, "stages": len(self.modules), "rank_of_stage": self.placement, "edges": self.edges,
@@ -175,11 +179,28 @@ class Pipeline:
         ]
         self.norm_delay = self._norm_delay()
         self._writer = Writer(ledger, self, program) if ledger else None
-        self._executor = native.Executor(
+        self._executor = self._make_executor()
+
+    def _make_executor(self) -> Any:
+        return engine().Executor(
             self.ranks, self._stages, self.edges, self.placement, [max(2, frames) for frames in self.plan.capacity],
-            replicas=replicas, global_norm=self.clipping == "global", norm_delay=self.norm_delay,
+            replicas=self.replicas, global_norm=self.clipping == "global", norm_delay=self.norm_delay,
             norm_ranks=sorted({self.placement[index] for index in range(len(self.modules)) if self.trained_elements(index)}),
         )  # fmt: skip
+
+    def follow_rebuild(self) -> None:
+        """The group was made again since the last call: so are the channels between the stages. All ranks come here, as each call
+        that all ranks make begins with it. Weights and optimizers stay as they are."""
+        if self._given_ranks is not None or (ranks := comm()) is self.ranks:
+            return
+        self.ranks, squares = ranks, self.squares
+        self._executor = self._make_executor()
+        self.squares = squares
+        # A rank may have missed the end of a run that others have seen.
+        everybody = gather_objects((self.micro_batches_done, self._writer is None), self.ranks)
+        self.micro_batches_done = max(done for done, _ in everybody)
+        if any(closed for _, closed in everybody):
+            self._end_ledger()
 
     # --- what is run
 
@@ -203,6 +224,7 @@ class Pipeline:
         return self._run(batches, False, Watch(show=False))
 
     def _run(self, batches: Iterable[Any], training: bool, watch: Watch) -> Report:
+        self.follow_rebuild()
         source = Batches(batches, self.micro_batches)
         said = [len(source), self.fingerprint(), training]
         everybody = gather_objects((said, uuid.uuid4().hex), self.ranks)
@@ -223,18 +245,30 @@ class Pipeline:
             actions = engine().PlanActions(self.plan, self.place)
         else:
             actions = engine().forwards_only(self.edges, self.placement, self.place, len(source) * self.micro_batches)
-        record = self._executor.run(
-            actions, training=training, seed=self.seed + (self.replica << 32), first_micro_batch=self.micro_batches_done if training else 0,
-            step_size=self.accumulate if self.asynchronous else 0,
-            progress=watch.begin(run, self.ranks.rank, len(source) * self.micro_batches),
-        )  # fmt: skip
+        try:
+            record = self._executor.run(
+                actions, training=training, seed=self.seed + (self.replica << 32), first_micro_batch=self.micro_batches_done if training else 0,
+                step_size=self.accumulate if self.asynchronous else 0,
+                progress=watch.begin(run, self.ranks.rank, len(source) * self.micro_batches),
+            )  # fmt: skip
+            if training and self._writer:
+                self._writer.add(record, self.micro_batches_done)
+        except BaseException:
+            if training:
+                self._end_ledger()
+            raise
         for index, node in record.whole_backwards.items():
             self._note(f"stage {index}: its backward is not split, because {node} computes both parts at once")
-        if training and self._writer:
-            self._writer.add(record, self.micro_batches_done)
         if training:
             self.micro_batches_done += len(source) * self.micro_batches
         return self._report(record, len(source), training)
+
+    def _end_ledger(self) -> None:
+        """What a run did that was stopped is not known, so that nothing after it could be replayed."""
+        if self._writer:
+            self._note(f"ledger={str(self._writer.path)!r} ends before the run that was stopped")
+            self._writer.close()
+            self._writer = None
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -293,6 +327,7 @@ class Pipeline:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The newest true weights and buffers of the whole model, on every rank, under the model's own names; of a list of stages:
         "0.weight", …"""
+        self.follow_rebuild()
         mine: dict[str, torch.Tensor] = {}
         for stage in self._stages:
             for name, tensor in self.stage_state_dict(stage.index).items():
@@ -310,6 +345,7 @@ class Pipeline:
 
     def stage(self, index: int) -> StageView:
         """What is in a stage, wherever it is: weights, steps done, rates. All ranks call it."""
+        self.follow_rebuild()
         return look_at(self, index)
 
     def set_rate(self, rate: float) -> None:
@@ -323,10 +359,16 @@ class Pipeline:
 
     def save(self, path: str | Path) -> None:
         """Weights, optimizers, policies: everything that a later run needs. All ranks call it."""
+        self.follow_rebuild()
         saving.save(self, path)
 
     def load(self, path: str | Path) -> None:
         """What save wrote, into a pipeline that was made with the same arguments. All ranks call it."""
+        self.follow_rebuild()
+        if self._writer:
+            raise ConfigError(
+                f"ledger={str(self._writer.path)!r} begins with the weights that the program makes; load into a pipeline without one"
+            )
         saving.load(self, path)
 
     @property
@@ -443,7 +485,12 @@ class Pipeline:
         def forward(inputs: list[Any]) -> list[Any]:
             taken()  # of a forward that failed
             with self._autocast(device), activations.counted("forward", inputs):
-                return part.call(inputs)
+                outputs = part.call(inputs)
+            if outputs[0] is None and not last:
+                raise ConfigError(
+                    f"{stage.name} returned None for the next stage; expected a tensor, or several in a tuple, list or dict"
+                )
+            return outputs
 
         def loss(outputs: list[Any], micro_batch: int, samples: int) -> Any:
             _, target, _ = roles["target"](micro_batch)
@@ -451,6 +498,9 @@ class Pipeline:
                 found = self.loss(outputs[0], to_device(target, device))
             if isinstance(found, tuple):
                 return native.Loss(found[0], float(found[1]))
+            if not isinstance(found, torch.Tensor) or found.numel() != 1:
+                got = f"a tensor {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+                raise ConfigError(f"loss= gave {got}; expected one number, the mean over the samples, or (sum, count)")
             return native.Loss(found * samples, float(samples))
 
         stage.forward = forward
@@ -472,6 +522,21 @@ class Pipeline:
         if self.precision == "fp32" and not torch.is_autocast_enabled(device.type):
             return AS_IT_IS  # making an autocast takes as long as a small layer
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
+
+
+def refuse_what_cannot_be_called(optimizer: Any, scheduler: Any, loss: Any) -> None:
+    if not callable(optimizer):
+        raise ConfigError(
+            f"optimizer= is a {type(optimizer).__name__}; expected a function that makes one for each stage: "
+            "lambda parameters: torch.optim.SGD(parameters, 0.1)"
+        )
+    if scheduler is not None and not callable(scheduler):
+        raise ConfigError(
+            f"scheduler= is a {type(scheduler).__name__}; expected a function that makes one for each stage: "
+            "lambda optimizer: StepLR(optimizer, 100)"
+        )
+    if not callable(loss):
+        raise ConfigError(f"loss={loss!r}: expected a function of (output, target)")
 
 
 def clipping_of(asked: str, clip: float | None, asynchronous: bool) -> str:

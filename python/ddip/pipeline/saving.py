@@ -51,6 +51,8 @@ def load(pipe: Pipeline, path: str | Path) -> None:
     ):
         raise ConfigError(f"{path}: it is no pipeline of {len(pipe.modules)} stages")
     for index in pipe.mine:
+        refuse_other_optimizer(pipe, index, found["stages"][index], path)
+    for index in pipe.mine:
         restore_stage(pipe, index, found["stages"][index], path)
     pipe.micro_batches_done = found["micro_batches"]
     pipe.squares = found["squares"]
@@ -75,11 +77,29 @@ def stage_state(pipe: Pipeline, index: int) -> dict[str, Any]:
     stepping = pipe.steppings.get(index)
     if stepping and stepping.optimizer:
         state["optimizer"] = stepping.optimizer.state_dict()
+        state["optimizer_name"] = type(stepping.optimizer).__name__
         state["steps"] = stepping.steps
         state["policy"] = dict(pipe.policies[index].state())
         if stepping.scheduler:
             state["scheduler"] = stepping.scheduler.state_dict()
     return state
+
+
+def refuse_other_optimizer(pipe: Pipeline, index: int, state: dict[str, Any], path: str | Path) -> None:
+    stepping = pipe.steppings.get(index)
+    if not stepping or not stepping.optimizer:
+        return
+    theirs = state.get("optimizer", {}).get("param_groups", [])
+    mine = stepping.optimizer.state_dict()["param_groups"]
+    name = type(stepping.optimizer).__name__
+    alike = len(theirs) == len(mine) and all(
+        set(a) == set(b) and len(a["params"]) == len(b["params"]) for a, b in zip(theirs, mine, strict=True)
+    )
+    if state.get("optimizer_name", name) != name or not alike:
+        said = state.get("optimizer_name", "another optimizer")
+        raise ConfigError(
+            f"{path}: stage {index} was trained by {said} with other options or parameters than {name}'s here"
+        )
 
 
 def restore_stage(pipe: Pipeline, index: int, state: dict[str, Any], path: str | Path) -> None:

@@ -53,7 +53,7 @@ def look_at(pipe: Pipeline, stage: int) -> StageView:
     if stage in pipe.mine:
         stepping = pipe.steppings.get(stage)
         mine = StageView(
-            stage, pipe.ranks.rank, str(pipe.modules[stage]), pipe.versions[stage].version if stepping else 0,
+            stage, pipe.ranks.rank, str(pipe.modules[stage]), stepping.steps if stepping else 0,
             [float(group["lr"]) for group in stepping.groups] if stepping else [], pipe.stage_state_dict(stage),
         )  # fmt: skip
     views: list[StageView | None] = gather_objects(mine, pipe.ranks)
@@ -61,9 +61,8 @@ def look_at(pipe: Pipeline, stage: int) -> StageView:
 
 
 def set_rate(pipe: Pipeline, rate: float) -> None:
-    """Of every parameter group of this rank's stages, from the next step on."""
+    """Of every parameter group of this rank's stages, from the next step on. A scheduler goes on from there."""
     if not (isinstance(rate, (int, float)) and 0 <= rate < float("inf")):
         raise ConfigError(f"rate {rate!r}: expected a number from 0 on")
     for stepping in pipe.steppings.values():
-        for group in stepping.groups:
-            group["lr"] = float(rate)
+        stepping.set_rate(float(rate))

@@ -95,7 +95,7 @@ class Stepping:
         self.rule = rule_of(self.optimizer) if self.optimizer else "sgd"
         if self.optimizer:
             self._refuse_other_parameters()
-        self.scheduler = make_scheduler(self.optimizer) if make_scheduler and self.optimizer else None
+        self.scheduler = scheduler_of(make_scheduler, self.optimizer) if make_scheduler and self.optimizer else None
         self.future = Future(self.optimizer, make_scheduler) if self.scheduler else None
         self.velocity: torch.Tensor | None = None
         self.second: torch.Tensor | None = None
@@ -190,6 +190,18 @@ class Stepping:
         if self.scheduler:
             self.scheduler.step()
 
+    def set_rate(self, rate: float) -> None:
+        """From the next step on. What a scheduler makes of it later is scaled alike, also where that computes each rate from the
+        first one (LambdaLR) and not from the last."""
+        first_rates = [rates for one in parts_of_scheduler(self.scheduler) if (rates := one.base_lrs)]
+        for index, group in enumerate(self.groups):
+            factor = rate / float(group["lr"]) if group["lr"] else 1.0
+            group["lr"] = rate
+            if "initial_lr" in group:
+                group["initial_lr"] *= factor
+            for rates in first_rates:
+                rates[index] *= factor
+
     def restore(self, optimizer: dict[str, Any], steps: int, scheduler: dict[str, Any] | None) -> None:
         assert self.optimizer
         self.optimizer.load_state_dict(optimizer)
@@ -224,6 +236,22 @@ class Stepping:
                 place.copy_(part)
                 self.optimizer.state[master][name] = place
         return flat
+
+
+def scheduler_of(make: MakeScheduler, optimizer: torch.optim.Optimizer) -> Any:
+    try:
+        made = make(optimizer)
+    except TypeError as error:
+        raise ConfigError(f"scheduler= is called with a stage's optimizer, and said: {error}") from error
+    if not hasattr(made, "step"):
+        raise ConfigError(f"scheduler= gave {made!r}; expected a function of the optimizer that makes a scheduler")
+    return made
+
+
+def parts_of_scheduler(scheduler: Any) -> list[Any]:
+    """Those that know first rates: it, and those that it is made of (SequentialLR, ChainedScheduler)."""
+    parts = [scheduler] if hasattr(scheduler, "base_lrs") else []
+    return parts + [part for one in getattr(scheduler, "_schedulers", []) for part in parts_of_scheduler(one)]
 
 
 class Future:

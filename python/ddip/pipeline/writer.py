@@ -50,6 +50,11 @@ class Writer:
         self.micro_batches = 0
         self.first = 0
 
+    def close(self) -> None:
+        """What is written stays as it is; nothing is noted any more."""
+        for notes in self.notes.values():
+            notes.stepping.noted.remove(notes.note)
+
     def add(self, record: Any, first: int) -> None:
         """All ranks, after a run whose micro-batches are counted from `first`."""
         self.first = first

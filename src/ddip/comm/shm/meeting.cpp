@@ -146,7 +146,9 @@ void Meeting::fail_for_poison() const {
   uint32_t reason = segment_.header().poison.load();
   std::string where = sequence_ == 0 ? "" : " during " + shm::describe(segment_.line(rank_).newest());
   if (reason == 0) throw PeerLost("another rank has given up" + where);
-  if (reason == kAborted) throw PeerLost("the communicator was aborted" + where);
+  if (reason == kAborted)
+    throw PeerLost("the communicator was aborted" + where +
+                   "; all ranks must make it again (a notebook: %makedip --rebuild, a program: ddip.rebuild())");
   throw PeerLost(fmt::format("rank {} is lost{}; nothing of this step was kept", reason - 1, where));
 }
 
