@@ -83,6 +83,8 @@ def test_a_ledger_ends_before_a_run_that_was_stopped(two: ddip.Group, tmp_path: 
     wait_until(lambda: len(list(tmp_path.glob("touched*"))) == 2, 30, "both stages compute")
     two.interrupt()
     cell.wait(30)
+    with pytest.raises(KeyboardInterrupt):
+        cell.results()
     two.run("pipe.run(batches)")
     for result in two.run("pipe.notes"):
         assert any("ends before the run that was stopped" in note for note in result.value), result.value

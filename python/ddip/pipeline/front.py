@@ -197,10 +197,7 @@ class Pipeline:
         self._executor = self._make_executor()
         self.squares = squares
         # A rank may have missed the end of a run that others have seen.
-        everybody = gather_objects((self.micro_batches_done, self._writer is None), self.ranks)
-        self.micro_batches_done = max(done for done, _ in everybody)
-        if any(closed for _, closed in everybody):
-            self._end_ledger()
+        self.micro_batches_done = max(gather_objects(self.micro_batches_done, self.ranks))
 
     # --- what is run
 
@@ -227,12 +224,15 @@ class Pipeline:
         self.follow_rebuild()
         source = Batches(batches, self.micro_batches)
         said = [len(source), self.fingerprint(), training]
-        everybody = gather_objects((said, uuid.uuid4().hex), self.ranks)
+        whole = self._writer is None or self._writer.complete
+        everybody = gather_objects((said, uuid.uuid4().hex, whole), self.ranks)
         run = everybody[0][1]
-        for rank, (theirs, _) in enumerate(everybody):
+        for rank, (theirs, _, _) in enumerate(everybody):
             if theirs != said:
                 what = f"{theirs[0]} batches here {said[0]}" if theirs[0] != said[0] else "another pipeline"
                 raise ConfigError(f"rank {rank} runs {what}: every rank must run the same pipeline on as many batches")
+        if not all(whole for _, _, whole in everybody):
+            self._end_ledger()
         source.start()
         self._read_from(source)
         for index in self._roles:
@@ -245,18 +245,15 @@ class Pipeline:
             actions = engine().PlanActions(self.plan, self.place)
         else:
             actions = engine().forwards_only(self.edges, self.placement, self.place, len(source) * self.micro_batches)
-        try:
-            record = self._executor.run(
-                actions, training=training, seed=self.seed + (self.replica << 32), first_micro_batch=self.micro_batches_done if training else 0,
-                step_size=self.accumulate if self.asynchronous else 0,
-                progress=watch.begin(run, self.ranks.rank, len(source) * self.micro_batches),
-            )  # fmt: skip
-            if training and self._writer:
-                self._writer.add(record, self.micro_batches_done)
-        except BaseException:
-            if training:
-                self._end_ledger()
-            raise
+        if training and self._writer:
+            self._writer.complete = False  # until it is: a stop may come anywhere, and twice
+        record = self._executor.run(
+            actions, training=training, seed=self.seed + (self.replica << 32), first_micro_batch=self.micro_batches_done if training else 0,
+            step_size=self.accumulate if self.asynchronous else 0,
+            progress=watch.begin(run, self.ranks.rank, len(source) * self.micro_batches),
+        )  # fmt: skip
+        if training and self._writer:
+            self._writer.add(record, self.micro_batches_done)
         for index, node in record.whole_backwards.items():
             self._note(f"stage {index}: its backward is not split, because {node} computes both parts at once")
         if training:

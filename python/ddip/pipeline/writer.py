@@ -49,6 +49,7 @@ class Writer:
         self.steps = dict.fromkeys(pipe.steppings, 0)
         self.micro_batches = 0
         self.first = 0
+        self.complete = True  # every run so far is in it
 
     def close(self) -> None:
         """What is written stays as it is; nothing is noted any more."""
@@ -66,6 +67,7 @@ class Writer:
             self.lines += [line for lines, _, _ in everything for line in lines]
             about = {index: one for _, stages, _ in everything for index, one in stages.items()}
             self._write(about, max(total for _, _, total in everything))
+        self.complete = True
 
     def _line(self, done: Any, first: int, losses: dict[int, float]) -> Json | None:
         action, stage = done.action, done.action.stage
