@@ -313,6 +313,15 @@ def test_a_second_ctrl_c_replaces_only_the_ranks_that_are_stuck(group: Path) -> 
 
 
 @pytest.mark.kills
+def test_a_script_has_no_arguments_of_ours(group: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--epochs', default=3)\n"
+        "print(parser.parse_args().epochs)"
+    )
+    assert sorted(ddip("exec", str(script)).stdout.splitlines()) == ["[0] 3", "[1] 3"]
+
+
 def test_exec_says_so_when_its_group_is_lost(group: Path) -> None:
     coordinator = answer("info")["pid"]
     with Running("exec", "print('line', flush=True)\nimport time\ntime.sleep(100)") as running:

@@ -115,6 +115,13 @@ def test_a_run_without_show_shows_nothing(cells: Kernel) -> None:
     assert cells.do("%%dip\nreport = pipe.run([(x, y)] * 2)").all == []
 
 
+def test_a_cell_that_ends_with_a_report_shows_it_once(cells: Kernel) -> None:
+    cells.do("%%dip\nfirst.until = None")
+    outputs = cells.do("%%dip\npipe.run([(x, y)] * 2)")
+    (html,) = outputs.of_type("text/html")
+    assert "2 batches in" in html and "[1]" not in outputs.text, outputs.text
+
+
 def test_stop_ends_all_stages_and_the_pipeline_runs_again(cells: Kernel) -> None:
     cells.do("%%dip\nfirst.until = None")
     pressed: list[float] = []

@@ -49,6 +49,12 @@ class Pipeline:
     staleness  auto, or a policy: none, stash, msnag, … ("msnag+stash"); docs/staleness.md. staleness_options: what it can be told,
                as {"gap_decay": 0.99}
     optimizer  a function from a list of parameters to an optimizer, called once for each stage
+    scheduler  a function from such an optimizer to its learning-rate scheduler
+    micro_batches   parts of a batch. accumulate: micro-batches to a step (asynchronous), or batches to a step (synchronous)
+    precision  fp32, or bf16: autocast. recompute: a micro-batch keeps its inputs instead of its graph
+    warmup, switch_at, flush_every, max_staleness   batches before, from or after which an asynchronous schedule is synchronous, and
+               the limit of virtual_async; docs/pipeline.md
+    placement  the rank of each stage. seed: of the random numbers in the stages
     clip       the largest norm of a step's gradient. clipping: "global", the norm of all stages together (of some steps before where
                steps do not wait for each other), "proportional", each stage its share of the limit, by its number of parameters,
                "local", each stage by itself; "auto" is global where it is exact (synchronous schedules), else local

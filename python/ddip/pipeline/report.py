@@ -66,7 +66,7 @@ TIMES = ("stage", "rank", "forward", "backward", "update", "send", "wait", "bubb
 MEMORY = ("stage", "weights", "gradients", "optimizer", "copies", "activations", "forwards by staleness")
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """`losses`: the mean of each batch. `trace`: what every rank did, with times: (rank, kind, stage, micro-batch, begin, end)."""
 
@@ -117,6 +117,8 @@ class Report:
 
     def __str__(self) -> str:
         return "\n\n".join([*(as_text(*table) for table in self.tables() if table[1]), self.summary()])
+
+    __repr__ = __str__  # the same on all ranks: a cell that ends with a report shows it once
 
 
 def as_text(names: tuple[str, ...], rows: list[list[str]]) -> str:

@@ -74,6 +74,7 @@ def restore_environment(environment: dict[str, str]) -> None:
     # Our display understands a terminal's escapes; without these rich shows only its last frame.
     os.environ.update({"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1", "TERM": "xterm-256color"})
     os.environ.setdefault("COLUMNS", "100")
+    sys.argv = [""]  # as at a prompt: a script's argparse must not read what we were started with
     figures.draw_inline()
 
 
