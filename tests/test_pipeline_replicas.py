@@ -95,6 +95,13 @@ def test_pipelines_side_by_side_are_one_on_all_their_samples(
         assert away < (1e-7 if "clip" in options else 1e-13) and same and abs(loss) < 1e-13
 
 
+def test_replicas_are_saved_each_with_its_own_statistics(four: ddip.Group, tmp_path: Path) -> None:
+    for result in four.run(f"p.replicas_resumed({str(tmp_path / 'saved')!r})"):
+        away, differ = result.value
+        assert differ, "or it would not matter whose are kept"
+        assert away == 0.0
+
+
 def test_a_stage_that_raises_ends_all_replicas(four: ddip.Group) -> None:
     """Replica 1 fails while replica 0 waits for its gradients; afterwards both go on."""
     said = [result.value for result in four.run("p.replica_that_fails()")]

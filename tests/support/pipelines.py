@@ -801,6 +801,28 @@ def replicated(
     return furthest(simulated, weights), same, [0.0]
 
 
+def replicas_resumed(path: str) -> tuple[float, bool]:
+    """How far replicas with batch norm, saved and loaded, end from those that went on; and whether their statistics differ."""
+
+    def make() -> ddip.Pipeline:
+        torch.manual_seed(3)
+        stages = [torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8)), torch.nn.Linear(8, 3)]
+        return pipe_of([stage.double() for stage in stages], "1f1b", replicas=2, micro_batches=2)
+
+    whole = make()
+    mine = data(4, 12)[whole.replica :: 2] + [(x + whole.replica, y) for x, y in data(2, 12)]
+    whole.run(mine)
+    whole.save(path)
+    again = make()
+    again.load(path)
+    # Evaluation uses the running statistics, each replica its own.
+    expected, found = whole.evaluate(mine).losses, again.evaluate(mine).losses
+    away = max(abs(a - b) for a, b in zip(expected, found, strict=True))
+    everybody = ddip.gather_objects([whole.stage_state_dict(index) for index in whole.mine if index == 0])
+    means = [one[0]["1.running_mean"] for one in everybody if one]
+    return away, bool((means[0] - means[1]).abs().max() > 1e-3)
+
+
 def replica_that_fails() -> tuple[str, float]:
     def parts(at: int) -> list[torch.nn.Module]:
         return [mlp(2)[0], FailsAt(at if ddip.rank() // 2 == 1 else 10**9)]

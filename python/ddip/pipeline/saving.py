@@ -15,20 +15,22 @@ from ddip.replicas import broadcast_object, gather_objects
 if TYPE_CHECKING:
     from ddip.pipeline.front import Pipeline
 
-FORMAT = 1
+FORMAT = 2
 
 
 def save(pipe: Pipeline, path: str | Path) -> None:
     """All ranks. Rank 0 writes; a crash leaves the old file or the new one."""
     mine = {index: stage_state(pipe, index) for index in pipe.mine}
-    everybody = gather_objects((mine, pipe.squares), pipe.ranks)
-    whole = {index: state for part, _ in everybody for index, state in part.items()}
-    squares = max((squares for _, squares in everybody), key=len)  # a rank without weights has none
+    everybody = gather_objects((pipe.replica, mine, pipe.squares), pipe.ranks)
+    whole = {index: state for replica, part, _ in everybody if replica == 0 for index, state in part.items()}
+    # Replicas have the same weights and each its own running statistics.
+    buffers = {(replica, index): state["buffers"] for replica, part, _ in everybody for index, state in part.items()}
+    squares = max((squares for _, _, squares in everybody), key=len)  # a rank without weights has none
     failure = ""
     if pipe.ranks.rank == 0:
         try:
             state = {"format": FORMAT, "stages": whole, "micro_batches": pipe.micro_batches_done, "squares": squares}
-            write(state, Path(path))
+            write({**state, "buffers": buffers}, Path(path))
         except OSError as error:
             failure = f"{path}: {error.strerror}"
     failure = broadcast_object(failure, ranks=pipe.ranks)
@@ -53,7 +55,9 @@ def load(pipe: Pipeline, path: str | Path) -> None:
     for index in pipe.mine:
         refuse_other_optimizer(pipe, index, found["stages"][index], path)
     for index in pipe.mine:
-        restore_stage(pipe, index, found["stages"][index], path)
+        state = found["stages"][index]
+        own = found["buffers"].get((pipe.replica, index), {})  # none: there were fewer replicas
+        restore_stage(pipe, index, {**state, "model": {**state["model"], **own}}, path)
     pipe.micro_batches_done = found["micro_batches"]
     pipe.squares = found["squares"]
 
@@ -73,7 +77,9 @@ def write(state: dict[str, Any], path: Path) -> None:
 
 
 def stage_state(pipe: Pipeline, index: int) -> dict[str, Any]:
-    state: dict[str, Any] = {"model": pipe.stage_state_dict(index)}
+    model = pipe.stage_state_dict(index)
+    buffers = {name: model[name] for name, _ in pipe.modules[index].named_buffers() if name in model}
+    state: dict[str, Any] = {"model": model, "buffers": buffers}
     stepping = pipe.steppings.get(index)
     if stepping and stepping.optimizer:
         state["optimizer"] = stepping.optimizer.state_dict()
