@@ -54,8 +54,9 @@ void make_sendable(Message& message, size_t size) {
 
 // In a notebook, and in a program.
 constexpr const char* kRemedy =
-    "%makedip --rebuild (or rebuild() of its Group) makes it again; ranks may have stopped one step apart, so wrap the "
-    "model again (rank 0's weights go to all) or look with %%dip --check model";
+    "%makedip --rebuild (or rebuild() of its Group) makes it again; a Pipeline goes on as it is; replicas may have "
+    "stopped one step apart, so wrap their model again (rank 0's weights go to all) and call "
+    "ddip.broadcast_optimizer_state, or look with %%dip --check model";
 
 // The default group of a collective inside torch has no name here.
 std::string described(const InCollective& in) {
