@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import wait_until
 
 import ddip
 
@@ -190,3 +192,17 @@ def test_a_rank_that_is_lost_while_others_come_is_missed_at_once() -> None:
             said, seconds = result.value
             assert said.startswith("PeerLost: rank 1 is lost"), said
             assert seconds < 30, "the timeout of 60 s noticed it"
+
+
+def test_replicas_are_compared_over_the_group_that_was_made_again() -> None:
+    with ddip.Group(workers=2, name="corners-rebuilt") as group:
+        group.run("import torch, ddip\ndp = ddip.DataParallel(torch.nn.Linear(3, 2))")
+        waiting = group.run("dp.check_replicas()", ranks=[1], wait=False)
+        wait_until(lambda: "all_" in json.dumps(group.why()), 30, "rank 1 waits for rank 0")
+        group.interrupt()
+        waiting.wait(30)
+        group.rebuild()
+        assert values(group, "dp.check_replicas()") == [[], []]
+        # It compares, and does not make them equal.
+        found = values(group, "with torch.no_grad(): dp.module.bias += ddip.rank()\ndp.check_replicas()")
+        assert found == [["bias"], ["bias"]]

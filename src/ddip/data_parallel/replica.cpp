@@ -83,7 +83,9 @@ std::vector<std::string> Replica::differing(const std::vector<std::string>& buff
   std::vector<std::string> names = model_.names(), found;
   for (const at::Tensor& buffer : model_.buffers()) all.push_back(buffer);
   names.insert(names.end(), buffer_names.begin(), buffer_names.end());
-  std::vector<bool> equal = are_equal(*ranks_, all);
+  // Not a new plan, which would make them equal: only the ranks of now, if the group was made again.
+  const auto ranks = current_();
+  std::vector<bool> equal = are_equal(*ranks, all);
   for (size_t index = 0; index < all.size(); ++index) {
     if (!equal[index]) found.push_back(names[index]);
   }
