@@ -25,7 +25,6 @@ enum class Type : uint16_t {
   watch = 8,
   acknowledge = 9,
   input_reply = 10,
-  cancel = 11,
 
   // coordinator → client
   welcome = 32,
@@ -54,7 +53,6 @@ enum class Type : uint16_t {
   stacks = 100,
   note = 101,
   ping = 102,
-  pong = 103,
 
   // agent ↔ warm parent
   fork = 128,
