@@ -5,11 +5,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <utility>
 
 #include "ddip/base/error.h"
-#include "ddip/pipeline/fingerprint.h"
-#include "ddip/pipeline/random.h"
 
 namespace ddip::pipeline {
 namespace {
@@ -39,39 +36,10 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-int before(int replica, int replicas) { return (replica + replicas - 1) % replicas; }
-
 // An error of Python's has its traceback behind it; that is shown where it happened.
 std::string first_line(const char* text) {
   std::string line(text);
   return line.substr(0, line.find('\n'));
-}
-
-// Everything a forward may change beside its result, put back afterwards: a recomputation must not count twice.
-class KeptBuffers {
- public:
-  explicit KeptBuffers(std::vector<at::Tensor> buffers) : buffers_(std::move(buffers)) {
-    for (const at::Tensor& buffer : buffers_) copies_.push_back(buffer.detach().clone());
-  }
-  ~KeptBuffers() {
-    at::NoGradGuard quiet;
-    for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i].copy_(copies_[i]);
-  }
-  KeptBuffers(const KeptBuffers&) = delete;
-  KeptBuffers& operator=(const KeptBuffers&) = delete;
-
- private:
-  std::vector<at::Tensor> buffers_;
-  std::vector<at::Tensor> copies_;
-};
-
-Value to_device(const Value& value, at::Device device) {
-  if (device.is_cpu()) return value;
-  return with_tensors(value, [device](const at::Tensor& tensor) { return tensor.to(device, /*non_blocking=*/false); });
-}
-
-Value copied(const Value& value) {
-  return with_tensors(value, [](const at::Tensor& tensor) { return tensor.detach().clone(); });
 }
 
 }  // namespace
@@ -189,8 +157,6 @@ Record Executor::run(const std::vector<Action>& actions, const RunOptions& optio
   return std::move(record_);
 }
 
-// --- one action
-
 void Executor::prepare(const std::vector<Action>& actions) {
   for (Stage& stage : stages_) {
     if (!stage.versions) continue;
@@ -216,8 +182,7 @@ void Executor::prepare(const std::vector<Action>& actions) {
   }
   int64_t most = 0;
   for (auto [index, count] : steps) {
-    if (arrangement_.replicas > 1)
-      coming[wiring_.sum(index, before(replica_, arrangement_.replicas))] += count * ring_of(stage(index)).messages();
+    if (arrangement_.replicas > 1) coming[wiring_.sum_to(index, replica_)] += count * ring_of(stage(index)).messages();
     most = std::max(most, count);
   }
   if (norms_) {
@@ -244,261 +209,6 @@ void Executor::execute(const Action& action, Done& done) {
       if (!flights_.empty()) throw ConfigError("the plan has a drain while micro-batches are under way");
       return;
   }
-}
-
-void Executor::receive(const Action& action) {
-  Message message = receivers_.at(link_of(action)).receive(poll_);
-  if (message.micro_batch != action.micro_batch)
-    throw ProtocolError(fmt::format("micro-batch {} was expected, {} came", action.micro_batch, message.micro_batch));
-  message.value = to_device(message.value, stage(action.stage).device);
-  Flight& now = flight(action);
-  (action.direction == Direction::gradient ? now.gradients : now.arrived)[action.edge] = std::move(message);
-}
-
-void Executor::send(const Action& action) {
-  Flight& now = flight(action);
-  bool gradient = action.direction == Direction::gradient;
-  auto& values = gradient ? now.input_gradients : now.outputs;
-  auto value = values.find(action.edge);
-  if (now.samples > 0 && value == values.end()) throw ConfigError("the plan sends what has not been computed");
-  Message message{.micro_batch = action.micro_batch,
-                  .count = gradient ? now.loss_count : static_cast<double>(now.samples),
-                  .fingerprint = now.fingerprint};
-  if (value != values.end()) {
-    message.value = std::move(value->second);
-    values.erase(value);
-  }
-  senders_.at(link_of(action)).send(message, poll_);
-  if (gradient) end_if_over(action);
-  if (!gradient && !options_.training && now.outputs.empty()) flights_.erase({action.stage, action.micro_batch});
-}
-
-void Executor::take_inputs(const Action& action, Flight& now) {
-  Stage& here = stage(action.stage);
-  if (here.incoming.empty()) {
-    Sample sample = here.input(action.micro_batch);
-    now.samples = sample.count;
-    if (sample.count > 0 && reads_twice()) now.fingerprint = fingerprint(sample.value);
-    now.inputs = {to_device(sample.value, here.device)};
-    return;
-  }
-  now.inputs.clear();
-  for (int edge : here.incoming) {
-    auto message = now.arrived.find(edge);
-    if (message == now.arrived.end())
-      throw ConfigError(fmt::format("the plan has the forward before its input from stage {}",
-                                    arrangement_.edges.at(static_cast<size_t>(edge)).from));
-    now.samples = static_cast<int64_t>(message->second.count);
-    now.fingerprint = message->second.fingerprint;
-    now.inputs.push_back(std::move(message->second.value));
-  }
-  now.arrived.clear();
-}
-
-void Executor::compute(const Action& action, Flight& now, bool with_graph, bool again) {
-  Stage& here = stage(action.stage);
-  at::AutoGradMode grad_mode(with_graph);
-  OwnRandomNumbers numbers(seed_of(options_.seed, here.index, options_.first_micro_batch + action.micro_batch),
-                           here.device);
-  std::vector<Value> inputs;
-  now.entries.assign(now.inputs.size(), Entry());
-  for (size_t i = 0; i < now.inputs.size(); ++i) {
-    // The samples themselves have no gradients. What will be computed again must not be changed in place.
-    Value given = here.recompute && !again && options_.training ? copied(now.inputs[i]) : now.inputs[i];
-    inputs.push_back(here.incoming.empty() ? given : now.entries[i].enter(given));
-  }
-  std::vector<Value> outputs = here.forward(inputs);
-  if (outputs.size() != here.outgoing.size() && !here.loss)
-    throw ConfigError(
-        fmt::format("{} gave {} values for {} later stages", here.name, outputs.size(), here.outgoing.size()));
-  now.roots = Roots();
-  auto add_root = [&](const at::Tensor& loss, double weight) {
-    if (!loss.requires_grad()) return;
-    now.roots.edges.push_back(torch::autograd::impl::gradient_edge(loss));
-    now.roots.gradients.push_back(at::full_like(loss, weight));
-  };
-  if (here.auxiliary_losses) {
-    for (const at::Tensor& loss : here.auxiliary_losses()) add_root(loss, static_cast<double>(now.samples));
-  }
-  if (here.loss) {
-    Loss loss = here.loss(outputs, action.micro_batch, now.samples);
-    now.loss_count = loss.count;
-    add_root(loss.sum, 1);
-    if (!again) record_.losses.add(action.micro_batch, loss.sum.detach(), loss.count);
-    return;
-  }
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    int edge = here.outgoing[i];
-    if (with_graph) now.exits[edge] = Exit(outputs[i]);
-    if (!again) now.outputs[edge] = with_tensors(outputs[i], [](const at::Tensor& tensor) { return tensor.detach(); });
-  }
-}
-
-void Executor::forward(const Action& action, Done& done) {
-  Stage& here = stage(action.stage);
-  Flight& now = flight(action);
-  for (const Waiting& waiting : waiting_) {
-    if (waiting.stage == &here)
-      throw ConfigError(
-          "clipping='global': the plan goes on before all stages of this rank have stepped; expected 'local'");
-  }
-  take_inputs(action, now);
-  done.count = static_cast<double>(now.samples);
-  if (now.samples == 0) {
-    if (here.loss) now.loss_count = 0;
-    if (here.versions && options_.training) here.versions->skip(action.version);
-  } else {
-    if (here.loss && here.input && !here.incoming.empty() && reads_twice()) {
-      Sample own = here.input(action.micro_batch);
-      if (own.count != now.samples || fingerprint(own.value) != now.fingerprint)
-        throw ConfigError(fmt::format(
-            "micro-batch {} of the last stage's batches is not the one that the first stage read: every rank "
-            "must read equally seeded batches of equal number",
-            action.micro_batch));
-    }
-    if (here.versions) {
-      now.used = options_.training ? here.versions->before_forward(action.micro_batch, action.version, action.staleness)
-                                   : Used{};
-      if (!options_.training) here.versions->settle();
-      if (here.gaps && options_.training) here.gaps->forward(action.micro_batch, now.used, here.versions->weights());
-      done.used = now.used;
-    }
-    compute(action, now, options_.training && !here.recompute, false);
-    if (!here.recompute) now.inputs.clear();
-  }
-  for (int edge : here.outgoing) {
-    if (!is_local(edge)) continue;
-    // A copy: the next stage may change it in place, and this one's graph may still need it.
-    Message message{
-        .micro_batch = action.micro_batch, .count = static_cast<double>(now.samples), .fingerprint = now.fingerprint};
-    if (now.samples > 0) message.value = copied(now.outputs.at(edge));
-    now.outputs.erase(edge);
-    flights_[{arrangement_.edges[static_cast<size_t>(edge)].to, action.micro_batch}].arrived[edge] = std::move(message);
-  }
-  if (!options_.training && now.outputs.empty()) {
-    bool sends = false;
-    for (int edge : here.outgoing) sends |= !is_local(edge);
-    if (!sends) flights_.erase({action.stage, action.micro_batch});
-  }
-}
-
-void Executor::backward(const Action& action, Done& done) {
-  Stage& here = stage(action.stage);
-  Flight& now = flight(action);
-  for (auto& [edge, message] : now.gradients) now.loss_count = message.count;
-  done.count = now.loss_count;
-  if (now.samples > 0) {
-    if (here.versions) {
-      if (here.gaps) here.gaps->backward(action.micro_batch, here.versions->weights());
-      done.read = here.versions->before_backward(action.micro_batch, now.used);
-    }
-    // Put back after the backward: its graph may have saved them, and counts their changes.
-    std::optional<KeptBuffers> buffers;
-    if (here.recompute) {
-      buffers.emplace(here.buffers ? here.buffers() : std::vector<at::Tensor>{});
-      compute(action, now, true, true);
-    }
-    // The deepest stage's gradients first: a replay adds them in the same order.
-    for (auto it = now.gradients.rbegin(); it != now.gradients.rend(); ++it) {
-      if (!std::holds_alternative<std::monostate>(it->second.value.content))
-        now.exits.at(it->first).add_to(now.roots, it->second.value);
-    }
-    now.exits.clear();
-    now.inputs.clear();
-    run_graph(action, now);
-    done.split = now.later != nullptr;
-    if (here.versions && !now.later) here.versions->after_backward(action.micro_batch, now.used, now.loss_count);
-  }
-  now.gradients.clear();
-  for (size_t i = 0; i < here.incoming.size(); ++i) {
-    int edge = here.incoming[i];
-    Value gradients = now.samples > 0 ? now.entries[i].gradients() : Value{};
-    if (is_local(edge)) {
-      flights_[{arrangement_.edges[static_cast<size_t>(edge)].from, action.micro_batch}].gradients[edge] = {
-          .micro_batch = action.micro_batch, .count = now.loss_count, .value = std::move(gradients)};
-    } else {
-      now.input_gradients[edge] = std::move(gradients);
-    }
-  }
-  now.entries.clear();
-  end_if_over(action);
-}
-
-void Executor::run_graph(const Action& action, Flight& now) {
-  Roots roots = std::move(now.roots);
-  now.roots = Roots();
-  if (roots.edges.empty()) return;
-  Stage& here = stage(action.stage);
-  // In two parts only where nothing is loaded or put back between them.
-  if (split_stages_.contains(here.index) && here.versions && here.versions->may_sum_later() && !here.recompute) {
-    torch::autograd::edge_list inputs;
-    for (const Entry& entry : now.entries) inputs.insert(inputs.end(), entry.ends().begin(), entry.ends().end());
-    std::string why;
-    now.later = SplitBackward::of(roots, inputs, why);
-    if (!why.empty()) record_.whole_backwards.try_emplace(here.index, why);
-  }
-  if (now.later) return now.later->input_gradients();
-  torch::autograd::Engine::get_default_engine().execute(roots.edges, roots.gradients, /*keep_graph=*/false,
-                                                        /*create_graph=*/false, /*accumulate_grad=*/true, {});
-}
-
-// Nothing is left to do where the backward did it all.
-void Executor::weight_gradients(const Action& action, Done& done) {
-  auto found = flights_.find({action.stage, action.micro_batch});
-  if (found == flights_.end() || !found->second.later) return;
-  Flight& now = found->second;
-  done.count = now.loss_count;
-  done.split = true;
-  std::exchange(now.later, nullptr)->weight_gradients();
-  stage(action.stage).versions->after_backward(action.micro_batch, now.used, now.loss_count);
-  end_if_over(action);
-}
-
-// After the backward: what is left of a micro-batch are gradients to send, and those of weights to compute.
-void Executor::end_if_over(const Action& action) {
-  Flight& now = flight(action);
-  if (now.input_gradients.empty() && !now.later) flights_.erase({action.stage, action.micro_batch});
-}
-
-Ring Executor::ring_of(const Stage& stage) {
-  Ring ring{.place = replica_, .members = arrangement_.replicas};
-  if (arrangement_.replicas > 1) {
-    ring.next = &senders_.at(wiring_.sum(stage.index, replica_));
-    ring.previous = &receivers_.at(wiring_.sum(stage.index, before(replica_, arrangement_.replicas)));
-  }
-  return ring;
-}
-
-void Executor::step(const Action& action, Done& done) {
-  Stage& here = stage(action.stage);
-  if (!here.versions) return;
-  Counts all = here.versions->summed();
-  if (arrangement_.replicas > 1)
-    all = sum_over_replicas(ring_of(here), here.versions->weights().gradients().flat(), all, poll_);
-  here.versions->divide(all.count);
-  if (!norms_) return step(here, all, here.clip > 0 ? here.versions->norm() : std::optional<double>(), here.clip, done);
-
-  double norm = here.versions->norm();
-  int64_t number = here.versions->steps();
-  bool complete = norms_->tell(number, norm * norm, poll_);
-  if (norms_->delay() > 0) {
-    std::optional<double> whole = norms_->ask(number, poll_);
-    return whole ? step(here, all, whole, here.clip, done) : step(here, all, norm, here.clip * here.clip_share, done);
-  }
-  waiting_.push_back({&here, all, record_.size()});
-  if (!complete) return;
-  std::optional<double> whole = norms_->ask(number, poll_);
-  for (const Waiting& waiting : std::exchange(waiting_, {})) {
-    step(*waiting.stage, waiting.all, whole, waiting.stage->clip, done);
-    if (waiting.place < record_.size()) record_.step_later(waiting.place, done.stepped);
-  }
-}
-
-void Executor::step(Stage& here, const Counts& all, std::optional<double> norm, double clip, Done& done) {
-  Versions::Limit limit;
-  if (norm) limit = {.norm = *norm, .scale = std::min(1.0, clip / (*norm + 1e-6))};
-  done.stepped = here.versions->step(all, limit, options_.step_size);
-  done.count = done.stepped.count;
 }
 
 // --- the end of a run

@@ -39,6 +39,10 @@ size_t Wiring::sum(int stage, int replica) const {
   return replicas_ * channels_ + static_cast<size_t>(stage) * replicas_ + static_cast<size_t>(replica);
 }
 
+size_t Wiring::sum_to(int stage, int replica) const {
+  return sum(stage, replica == 0 ? static_cast<int>(replicas_) - 1 : replica - 1);
+}
+
 size_t Wiring::norm(int replica, int from, int to) const {
   return replicas_ * (channels_ + stages_) +
          (static_cast<size_t>(replica) * width_ + static_cast<size_t>(from)) * width_ + static_cast<size_t>(to);

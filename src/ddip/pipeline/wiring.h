@@ -30,6 +30,7 @@ class Wiring {
   const std::vector<Link>& links() const { return links_; }
   size_t edge(int replica, size_t channel) const;
   size_t sum(int stage, int replica) const;          // from this replica to the next one
+  size_t sum_to(int stage, int replica) const;       // from the one before to this
   size_t norm(int replica, int from, int to) const;  // ranks of the replica
 
  private:
