@@ -14,6 +14,7 @@
 #include "ddip/agent/orphans.h"
 #include "ddip/base/check.h"
 #include "ddip/base/log.h"
+#include "ddip/base/pidfd.h"
 #include "ddip/net/local_socket.h"
 #include "ddip/wire/channel.h"
 

@@ -16,6 +16,7 @@
 #include <sstream>
 
 #include "ddip/base/error.h"
+#include "ddip/base/pidfd.h"
 #include "ddip/base/proc_file.h"
 
 namespace ddip::agent {
@@ -97,8 +98,6 @@ pid_t start(const Command& command) {
   }
   return pid;
 }
-
-Fd open_pidfd(pid_t pid) { return Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))); }
 
 std::vector<pid_t> processes_with(const std::string& name, const std::string& value) {
   std::vector<pid_t> found;

@@ -28,8 +28,6 @@ struct Command {
 // thread.
 pid_t start(const Command& command);
 
-Fd open_pidfd(pid_t pid);
-
 // Live processes whose environment carries NAME=VALUE, ourselves excluded.
 std::vector<pid_t> processes_with(const std::string& name, const std::string& value);
 

@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "ddip/base/error.h"
+#include "ddip/base/pidfd.h"
 
 namespace ddip::agent {
 namespace {

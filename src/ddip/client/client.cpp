@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <poll.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <iterator>
 
 #include "ddip/base/error.h"
+#include "ddip/base/pidfd.h"
 #include "ddip/net/blocking.h"
 #include "ddip/net/local_socket.h"
 #include "ddip/wire/codec.h"
@@ -33,7 +33,7 @@ std::vector<uint8_t> read_key(const GroupFolder& folder) {
 
 Client::Client(const GroupFolder& folder, const std::string& name, Milliseconds patience)
     : socket_(net::connect_to(folder.socket())),
-      coordinator_(static_cast<int>(::syscall(SYS_pidfd_open, net::peer_of(socket_.get()).pid, 0))),
+      coordinator_(open_pidfd(net::peer_of(socket_.get()).pid)),
       reader_(socket_.get()) {
   welcome_ =
       request(Type::hello, {{"role", "client"}, {"client", name}, {"key", json::binary(read_key(folder))}}, patience);

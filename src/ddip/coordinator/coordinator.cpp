@@ -1,13 +1,13 @@
 #include "ddip/coordinator/coordinator.h"
 
 #include <fmt/format.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <chrono>
 
 #include "ddip/base/error.h"
 #include "ddip/base/log.h"
+#include "ddip/base/pidfd.h"
 #include "ddip/coordinator/cells.h"
 #include "ddip/coordinator/door.h"
 #include "ddip/coordinator/inquiries.h"
@@ -250,7 +250,7 @@ struct Coordinator::Core {
   }
 
   void watch_owner() {
-    owner_pidfd = Fd(static_cast<int>(::syscall(SYS_pidfd_open, options.owner, 0)));
+    owner_pidfd = open_pidfd(options.owner);
     auto end = [this] {
       owner_died.cancel();
       stop("its owner (pid " + std::to_string(options.owner) + ") ended");

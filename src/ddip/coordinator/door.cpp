@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "ddip/base/log.h"
+#include "ddip/base/pidfd.h"
 #include "ddip/net/local_socket.h"
 
 namespace ddip::coordinator {
@@ -160,7 +160,7 @@ void Door::on_hello(uint64_t number, wire::Message message) {
   session.channel = std::move(pending->channel);
   session.channel->raise_cap(net::kBodyCap);
   // A forked child of the client keeps the socket open, so its death is seen through a pidfd, not through EOF.
-  session.pidfd = Fd(static_cast<int>(::syscall(SYS_pidfd_open, session.pid, 0)));
+  session.pidfd = open_pidfd(session.pid);
   if (session.pidfd)
     session.died = loop_.when_readable(session.pidfd.get(), [this, number] { leave(number, "its process died"); });
   events_.on_enter(session, std::move(message));

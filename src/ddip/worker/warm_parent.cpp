@@ -2,13 +2,13 @@
 
 #include <poll.h>
 #include <signal.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
 
 #include "ddip/base/ending.h"
 #include "ddip/base/error.h"
+#include "ddip/base/pidfd.h"
 #include "ddip/net/blocking.h"
 #include "ddip/wire/codec.h"
 
@@ -64,7 +64,7 @@ std::optional<Birth> WarmParent::on_message(Message message) {
                  std::move(message.descriptors)};
   }
   ::setpgid(pid, pid);
-  children_.push_back({pid, Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)))});
+  children_.push_back({pid, open_pidfd(pid)});
   send({Type::forked, message.rank, 0, message.id, {{"pid", pid}}, {}});
   return std::nullopt;
 }

@@ -3,10 +3,10 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "ddip/base/error.h"
+#include "ddip/base/pidfd.h"
 #include "ddip/base/quiet_thread.h"
 
 namespace ddip::comm::shm {
@@ -20,7 +20,7 @@ Watch::Watch(const Segment& segment, int rank)
   for (int peer = 0; peer < segment.world(); ++peer) {
     pid_t pid = segment.line(peer).pid.load();
     if (peer == rank || pid == ::getpid()) continue;  // ranks of one process are told apart by its tests only
-    peers_[static_cast<size_t>(peer)] = Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+    peers_[static_cast<size_t>(peer)] = open_pidfd(pid);
     if (!peers_[static_cast<size_t>(peer)] && !segment.line(peer).left) segment.poison(1 + static_cast<uint32_t>(peer));
   }
   thread_ = start_quiet_thread([this] { run(); });
