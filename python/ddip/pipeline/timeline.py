@@ -67,7 +67,7 @@ def timeline(trace: Sequence[dict[str, Any]], begin: float = 0.0, end: float | N
             if row["rank"] == rank and row["kind"] in KINDS and row["end"] > begin and row["begin"] < end
         ]
     parts += axis(drawing, TOP + len(ranks) * (ROW + GAP))
-    parts += legend(drawing, height - 12)
+    parts += legend(drawing, height - 12, {row["kind"] for row in trace})
     return "\n".join([*parts, "</svg>"])
 
 
@@ -106,10 +106,12 @@ def axis(drawing: Drawing, y: float) -> list[str]:
     return marks
 
 
-def legend(drawing: Drawing, y: float) -> list[str]:
+def legend(drawing: Drawing, y: float, seen: set[str]) -> list[str]:
     parts = []
     x = LEFT
     for kind, (_, name) in KINDS.items():
+        if kind == "weight_gradient" and kind not in seen:
+            continue  # few schedules split their backwards
         parts.append(
             f'<rect x="{x}" y="{y - 9}" width="10" height="10" fill="{drawing.fill(kind)}"/><text x="{x + 14}" y="{y}">{name}</text>'
         )
