@@ -310,6 +310,34 @@ group.stop()
         (home / "in0").unlink(), (home / "in1").unlink()
 
 
+def test_ctrl_c_in_the_moment_when_a_cell_is_sent_stops_it_too(home: Any) -> None:
+    source = """
+import ddip, os, signal
+group = ddip.Group(2)
+group.run("x = 1")
+client = group.client
+class Struck:
+    def __getattr__(self, name): return getattr(client, name)
+    def execute(self, *arguments):
+        found = client.execute(*arguments)
+        os.kill(os.getpid(), signal.SIGINT)
+        return found
+for call in (lambda: group.run("import time; time.sleep(600)"), lambda: group.call(__import__("time").sleep, 600)):
+    group.client = Struck()
+    try:
+        call()
+    except KeyboardInterrupt:
+        print("interrupted")
+    group.client = client
+    print([result.value for result in group.run("x")])
+group.stop()
+"""
+    with Script(source) as script:
+        for _ in range(2):
+            assert script.hear() == "interrupted"
+            assert script.hear() == "[1, 1]"
+
+
 def test_a_cell_that_turns_the_interrupt_into_something_else_is_believed(plain: Any) -> None:
     """try/finally and except KeyboardInterrupt of the user's work as in plain Python."""
     code = (

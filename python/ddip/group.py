@@ -13,6 +13,7 @@ from typing import Any
 from ddip import _client, apps, values
 from ddip.cell import Cell, Result
 from ddip.errors import ConfigError, PeerLost, RankError
+from ddip.held_interrupt import HeldInterrupt
 
 Ranks = int | Sequence[int] | str | None
 
@@ -134,11 +135,17 @@ class Group:
 
     def run(self, code: str, ranks: Ranks = None, wait: bool = True) -> Any:
         """Results, one per rank (raises RankError); with wait=False a Cell at once."""
-        cell = self.submit({"kind": "cell", "code": code, "want_value": True, "first_line": first_line(code)}, ranks)
-        if not wait:
-            cell.follow()
-            return cell
-        return self.finish(cell)
+        body = {"kind": "cell", "code": code, "want_value": True, "first_line": first_line(code)}
+        if wait:
+            return self.complete(body, ranks)
+        cell = self.submit(body, ranks)
+        cell.follow()
+        return cell
+
+    def complete(self, body: dict[str, Any], ranks: Ranks = None, descriptors: Sequence[int] = ()) -> list[Result]:
+        """submit() and finish(), with no moment between them in which a KeyboardInterrupt would leave the cell running."""
+        with HeldInterrupt() as held:
+            return self.finish(self.submit(body, ranks, descriptors), held)
 
     def submit(
         self, body: dict[str, Any], ranks: Ranks = None, descriptors: Sequence[int] = (), keep_all: bool = True
@@ -148,9 +155,11 @@ class Group:
         number, behind = self.client.execute(body, list(descriptors), keep_all)
         return Cell(self, number, chosen, behind)
 
-    def finish(self, cell: Cell) -> list[Result]:
+    def finish(self, cell: Cell, held: HeldInterrupt | None = None) -> list[Result]:
         """Waits; a KeyboardInterrupt here interrupts the cell everywhere first."""
         try:
+            if held:
+                held.release()
             cell.wait()
         except KeyboardInterrupt:
             self.stop_cell(cell)
@@ -169,9 +178,10 @@ class Group:
             packed = values.pack((function, args, kwargs))
         except Exception as error:
             raise TypeError(f"cannot send {name} and its arguments: {error}") from None
-        cell = self.submit({"kind": "call", "first_line": f"{name}(…)"}, ranks, [packed.fd])
-        packed.close()
-        return [result.value for result in self.finish(cell)]
+        with HeldInterrupt() as held:
+            cell = self.submit({"kind": "call", "first_line": f"{name}(…)"}, ranks, [packed.fd])
+            packed.close()
+            return [result.value for result in self.finish(cell, held)]
 
     # ---- values
 
@@ -205,10 +215,7 @@ class Group:
 
     def pull_many(self, names: Sequence[str], rank: int | str = 0) -> list[dict[str, Any]]:
         ranks: Ranks = None if rank == "all" else [int(rank)]
-        return [
-            result.value
-            for result in self.finish(self.submit({"kind": "pull", "names": list(names), "silent": True}, ranks))
-        ]
+        return [result.value for result in self.complete({"kind": "pull", "names": list(names), "silent": True}, ranks)]
 
     def __getitem__(self, name: str) -> Any:
         return self.pull(name)
@@ -282,7 +289,7 @@ class Group:
         made: dict[str, Any] = next(
             (ending["made"] for _, ending in sorted(asked.endings.items()) if ending.get("made")), {}
         )
-        self.finish(self.submit({"kind": "rebuild", "attempt": attempt, "made": made, "first_line": "rebuild"}))
+        self.complete({"kind": "rebuild", "attempt": attempt, "made": made, "first_line": "rebuild"})
 
     def use_app(self, app: str) -> None:
         """The running workers enter this app, as if the group had been started with it; "none" leaves the one they are in.

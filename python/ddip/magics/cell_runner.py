@@ -10,6 +10,7 @@ from IPython.core.error import UsageError
 from ddip import _client, apps, display
 from ddip import group as groups
 from ddip.cell import Cell
+from ddip.held_interrupt import HeldInterrupt
 from ddip.magics import cell_pieces
 from ddip.magics.autodip import AutodipSwitch
 from ddip.magics.background import ShowInBackground
@@ -64,12 +65,13 @@ class CellRunner:
             "want_value": bool(options["out"] or options["async"]), "name": options["async_name"], "colours": screen.coloured,
             "app_command": options["app_command"],
         }  # fmt: skip
-        cell = group.submit(body, ranks, keep_all=False)
-        renderer = display.renderer(screen, see, options["plain"], options["quiet"])
-        if options["async"]:
-            ShowInBackground(cell, renderer, screen).start()
-            return self._leave_running(cell, options["async_name"])
-        Follower(self._shell, cell, renderer, self.stuck).follow()
+        with HeldInterrupt() as held:
+            cell = group.submit(body, ranks, keep_all=False)
+            renderer = display.renderer(screen, see, options["plain"], options["quiet"])
+            if options["async"]:
+                ShowInBackground(cell, renderer, screen).start()
+                return self._leave_running(cell, options["async_name"])
+            Follower(self._shell, cell, renderer, self.stuck).follow(held)
         if options["out"]:
             self._shell.user_ns[options["out"]] = cell.results()
         if options["verbose"]:

@@ -15,6 +15,7 @@ from ddip import group as groups
 from ddip.cell import Cell, Event
 from ddip.errors import RankError
 from ddip.group import Group
+from ddip.held_interrupt import HeldInterrupt
 from ddip.magics.failures import CellFailed, CellInterrupted, StillRunning
 
 # After so many seconds without news a cell says by itself who is where.
@@ -35,9 +36,10 @@ class Follower:
         self._stuck = stuck
         self._seen = 0  # the newest event's place in the journal
 
-    def follow(self) -> None:
+    def follow(self, held: HeldInterrupt) -> None:
         """Until the cell is over, or a second after stop was pressed. Raises what it came to."""
         try:
+            held.release()
             self._say_behind()
             self._show_until_over()
         except KeyboardInterrupt:

@@ -1,0 +1,40 @@
+"""A Ctrl-C that comes while a request is on its way to the group waits until somebody knows what it should stop."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+
+class HeldInterrupt:
+    """From `with` to release(), or to its end. The second Ctrl-C does not wait."""
+
+    def __init__(self) -> None:
+        self._noted = False
+        self._handler: Any = None
+
+    def __enter__(self) -> HeldInterrupt:
+        # Elsewhere there is no Ctrl-C: Python raises it in the main thread only.
+        if threading.current_thread() is threading.main_thread() and callable(signal.getsignal(signal.SIGINT)):
+            self._handler = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._noted:
+            raise KeyboardInterrupt
+        self._noted = True
+
+    def release(self) -> None:
+        """Raises KeyboardInterrupt, or does what else was to be done, if there was one."""
+        if self._handler is None:
+            return
+        handler, self._handler = self._handler, None
+        signal.signal(signal.SIGINT, handler)
+        if self._noted:
+            handler(signal.SIGINT, sys._getframe())
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
