@@ -14,6 +14,7 @@
 
 #include "ddip/agent/process.h"
 #include "ddip/base/error.h"
+#include "ddip/base/pidfd.h"
 
 namespace ddip::app {
 
@@ -106,7 +107,7 @@ void Ranks::start(int rank) {
     command.error = err.get();
   }
   entry.pid = agent::start(command);
-  entry.pidfd = agent::open_pidfd(entry.pid);
+  entry.pidfd = open_pidfd(entry.pid);
 }
 
 void Ranks::start_all() {

@@ -10,6 +10,7 @@
 
 #include "ddip/agent/process.h"
 #include "ddip/base/error.h"
+#include "ddip/base/pidfd.h"
 #include "ddip/net/local_socket.h"
 #include "scripts.h"
 #include "style.h"
@@ -73,7 +74,7 @@ void StoreHost::start() {
     failure_ = error.what();
     return;
   }
-  pidfd_ = agent::open_pidfd(pid_);
+  pidfd_ = open_pidfd(pid_);
   life_ = std::move(life_write);
   errors_ = std::move(errors_read);
 }
