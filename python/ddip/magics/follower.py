@@ -73,9 +73,12 @@ class Follower:
         heard = time.monotonic()
         explained = False
         while not self._cell.finished:
-            event = self._cell.pump(self._renderer.tick())
+            patience = self._renderer.tick()
+            if not explained:
+                patience = min(patience, max(0.0, heard + SILENCE - time.monotonic()))
+            event = self._cell.pump(patience)
             if event is None:
-                if not explained and time.monotonic() - heard > SILENCE:
+                if not explained and time.monotonic() - heard >= SILENCE:
                     explained = True
                     where = "".join(f"\n  {line}" for line in _client.explain(self._group.why()))
                     self._note(f"no news for {SILENCE:.0f} s:{where}")
