@@ -148,6 +148,20 @@ def test_after_a_load_the_steps_are_those_of_the_file(two: ddip.Group, tmp_path:
         assert result.value == 12
 
 
+def test_a_pipeline_that_loads_its_own_file_predicts_from_what_it_loaded(two: ddip.Group, tmp_path: Path) -> None:
+    two.run(
+        "make = lambda: p.pipe_of(p.mlp(2), 'async_1f1b', staleness='msnag')\n"
+        "pipe, other, again = make(), make(), make()\n"
+        f"pipe.run(p.data(3, 12)); pipe.save({str(tmp_path / 'saved')!r})\n"
+        "other.run([(x + 1, y) for x, y in p.data(3, 12)])  # as many steps, other momenta\n"
+        "for one in (other, again):\n"
+        f"    one.load({str(tmp_path / 'saved')!r})\n"
+        "    one.run(p.data(2, 12))"
+    )
+    for result in two.run("p.furthest(other.state_dict(), again.state_dict())"):
+        assert result.value == 0.0
+
+
 def test_batches_that_do_not_know_their_number_are_read_first(two: ddip.Group) -> None:
     two.run(
         "class Stream(torch.utils.data.IterableDataset):\n"

@@ -103,7 +103,8 @@ class Stepping:
         self._last: tuple[list[float], str] = ([], "")
         self._runs = self._find_runs()
         self._state: Any = None
-        self._said: tuple[int, list[list[Any]]] = (0, [])  # steps, and options of the groups, when that was made
+        self._said: list[list[Any]] = []  # options of the groups, when they were described
+        self._described: list[Any] = []
 
     def _refuse_other_parameters(self) -> None:
         assert self.optimizer
@@ -137,16 +138,17 @@ class Stepping:
         """What the policies ask: `_engine.StageOptimizer`. It is asked for before every prediction, so it is made anew only
         where something has changed."""
         said = [[plain(option) for option in map(group.get, SEEN)] for group in self.groups]
-        if self._state is not None and (self.steps, said) == self._said:
+        if said != self._said:
+            self._described = [group_of(self.groups[group], begin, end) for group, begin, end in self._runs]
+            self._said, self._state = said, None
+        if self._state is not None and self._state.steps == self.steps:
             return self._state
         native = engine()
-        described = [group_of(self.groups[group], begin, end) for group, begin, end in self._runs]
         mu = 1.0
         if self.rule == "nadam" and self.steps:
             mu = float(self.optimizer.state[self.masters[0]]["mu_product"])  # type: ignore[union-attr]
-        self._said = (self.steps, said)
         self._state = native.StageOptimizer(
-            rule=native.rule_of(self.rule) if self.rule else native.Rule.other, groups=described, steps=self.steps,
+            rule=native.rule_of(self.rule) if self.rule else native.Rule.other, groups=self._described, steps=self.steps,
             mu_product=mu, weights=self.weights.truth, velocity=self.velocity, second=self.second,
         )  # fmt: skip
         return self._state
@@ -206,6 +208,7 @@ class Stepping:
         assert self.optimizer
         self.optimizer.load_state_dict(optimizer)
         self.steps, self.velocity, self.second = steps, None, None
+        self._state = None  # of other moments
         if steps:
             self._gather_moments()
         if self.scheduler and scheduler:
