@@ -15,6 +15,7 @@ import torch
 from ddip.communicators import comm, engine
 from ddip.errors import ConfigError
 from ddip.pipeline import saving
+from ddip.pipeline.arguments import clipping_of, refuse_other_counts, refuse_what_cannot_be_called
 from ddip.pipeline.auxiliary import taken
 from ddip.pipeline.batches import Batches
 from ddip.pipeline.cutting import Cut, cut
@@ -134,10 +135,7 @@ class Pipeline:
             raise ConfigError(f"precision={precision!r}: expected fp32 or bf16")
         if isinstance(window, str) and window != "textbook":
             raise ConfigError(f"window={window!r}: expected a number for each stage, 'textbook', or None")
-        if any(type(number) is not int or number < 1 for number in (micro_batches, accumulate)):
-            raise ConfigError(
-                f"micro_batches={micro_batches!r}, accumulate={accumulate!r}: expected whole numbers from 1 on"
-            )
+        refuse_other_counts(micro_batches, accumulate)
         self.loss, self.precision, self.seed, self.clip, self.gaps = loss, precision, seed, clip, gaps
         self.request: dict[str, Any] = {
             "schedule": schedule, "stages": len(self.modules), "rank_of_stage": self.placement, "edges": self.edges,
@@ -525,29 +523,6 @@ class Pipeline:
         if self.precision == "fp32" and not torch.is_autocast_enabled(device.type):
             return AS_IT_IS  # making an autocast takes as long as a small layer
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
-
-
-def refuse_what_cannot_be_called(optimizer: Any, scheduler: Any, loss: Any) -> None:
-    if not callable(optimizer):
-        raise ConfigError(
-            f"optimizer= is a {type(optimizer).__name__}; expected a function that makes one for each stage: "
-            "lambda parameters: torch.optim.SGD(parameters, 0.1)"
-        )
-    if scheduler is not None and not callable(scheduler):
-        raise ConfigError(
-            f"scheduler= is a {type(scheduler).__name__}; expected a function that makes one for each stage: "
-            "lambda optimizer: StepLR(optimizer, 100)"
-        )
-    if not callable(loss):
-        raise ConfigError(f"loss={loss!r}: expected a function of (output, target)")
-
-
-def clipping_of(asked: str, clip: float | None, asynchronous: bool) -> str:
-    if asked not in ("auto", "local", "proportional", "global"):
-        raise ConfigError(f"clipping={asked!r}: expected auto, local, proportional or global")
-    if clip is None:
-        return "local"
-    return ("local" if asynchronous else "global") if asked == "auto" else asked
 
 
 def to_device(value: Any, device: torch.device) -> Any:

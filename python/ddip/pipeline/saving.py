@@ -24,7 +24,11 @@ def save(pipe: Pipeline, path: str | Path) -> None:
     everybody = gather_objects((pipe.replica, mine, pipe.squares), pipe.ranks)
     whole = {index: state for replica, part, _ in everybody if replica == 0 for index, state in part.items()}
     # Replicas have the same weights and each its own running statistics.
-    buffers = {(replica, index): state["buffers"] for replica, part, _ in everybody for index, state in part.items()}
+    buffers = {
+        (replica, index): {name: state["model"][name] for name in buffers_of(pipe, index) if name in state["model"]}
+        for replica, part, _ in everybody
+        for index, state in part.items()
+    }
     squares = max((squares for _, _, squares in everybody), key=len)  # a rank without weights has none
     failure = ""
     if pipe.ranks.rank == 0:
@@ -76,10 +80,12 @@ def write(state: dict[str, Any], path: Path) -> None:
         os.close(folder)
 
 
+def buffers_of(pipe: Pipeline, index: int) -> list[str]:
+    return [name for name, _ in pipe.modules[index].named_buffers()]
+
+
 def stage_state(pipe: Pipeline, index: int) -> dict[str, Any]:
-    model = pipe.stage_state_dict(index)
-    buffers = {name: model[name] for name, _ in pipe.modules[index].named_buffers() if name in model}
-    state: dict[str, Any] = {"model": model, "buffers": buffers}
+    state: dict[str, Any] = {"model": pipe.stage_state_dict(index)}
     stepping = pipe.steppings.get(index)
     if stepping and stepping.optimizer:
         state["optimizer"] = stepping.optimizer.state_dict()

@@ -1,0 +1,38 @@
+"""What a Pipeline is told, looked at before anything is made of it."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any
+
+from ddip.errors import ConfigError
+
+
+def refuse_other_counts(micro_batches: Any, accumulate: Any) -> None:
+    if any(not isinstance(number, Integral) or number < 1 for number in (micro_batches, accumulate)):
+        raise ConfigError(
+            f"micro_batches={micro_batches!r}, accumulate={accumulate!r}: expected whole numbers from 1 on"
+        )
+
+
+def refuse_what_cannot_be_called(optimizer: Any, scheduler: Any, loss: Any) -> None:
+    if not callable(optimizer):
+        raise ConfigError(
+            f"optimizer= is a {type(optimizer).__name__}; expected a function that makes one for each stage: "
+            "lambda parameters: torch.optim.SGD(parameters, 0.1)"
+        )
+    if scheduler is not None and not callable(scheduler):
+        raise ConfigError(
+            f"scheduler= is a {type(scheduler).__name__}; expected a function that makes one for each stage: "
+            "lambda optimizer: StepLR(optimizer, 100)"
+        )
+    if not callable(loss):
+        raise ConfigError(f"loss={loss!r}: expected a function of (output, target)")
+
+
+def clipping_of(asked: str, clip: float | None, asynchronous: bool) -> str:
+    if asked not in ("auto", "local", "proportional", "global"):
+        raise ConfigError(f"clipping={asked!r}: expected auto, local, proportional or global")
+    if clip is None:
+        return "local"
+    return ("local" if asynchronous else "global") if asked == "auto" else asked
