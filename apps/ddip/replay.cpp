@@ -10,10 +10,12 @@ launch::FlagTable replay_flags() {
           "compute a pipeline's run again from its ledger, and compare",
           "LEDGER [--program FILE.py:factory] [--python PATH] [--json]",
           {{"how",
-            {{"--program", "", launch::Takes::Value, "FILE:NAME", "the run's program, if not the one in the ledger"},
+            {{"--program", "", launch::Takes::Value, "FILE:NAME",
+              "a function that gives (stages, loss, batches), if not the ledger's"},
              {"--python", "", launch::Takes::Value, "PATH", "a Python with torch"},
              kJsonFlag}}},
-          {"ddip replay run/ledger.jsonl", "ddip replay ledger.jsonl --program train.py:pipeline"}};
+          {"ddip replay run/ledger.jsonl", "ddip replay ledger.jsonl --program train.py:pipeline",
+           "# says identical, or the first difference (exit 1)"}};
 }
 
 // The interpreter is Python (ddip/pipeline/replay.py): it must share no code with what ran.
