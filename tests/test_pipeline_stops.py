@@ -213,3 +213,30 @@ def test_a_stage_that_forgot_its_return_is_named(two: ddip.Group) -> None:
     with pytest.raises(RankError) as refused:
         two.run("pipe.run(p.data(1, 12))")
     assert "stage 0 (Forgets) returned None for the next stage" in str(refused.value)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb1", "async_1f1b"])
+def test_a_stage_that_no_gradient_reaches_is_said_once(two: ddip.Group, schedule: str) -> None:
+    two.run(
+        "import copy, warnings\n"
+        "class Cut(torch.nn.Module):\n"
+        "    def __init__(self, inner): super().__init__(); self.inner, self.cut = inner, True\n"
+        "    def forward(self, x): return self.inner(x).detach() if self.cut else self.inner(x)\n"
+        f"pipe = p.pipe_of([Cut(p.mlp(2)[0]), p.mlp(2)[1]], {schedule!r})\n"
+        "before = copy.deepcopy(pipe.state_dict())\n"
+        "with warnings.catch_warnings(record=True) as said:\n"
+        "    warnings.simplefilter('always')\n"
+        "    pipe.run(p.data(2, 12)); pipe.run(p.data(2, 12)); pipe.evaluate(p.data(2, 12))\n"
+        "said = [str(one.message) for one in said]\n"
+        "stays = [name for name, part in pipe.state_dict().items() if torch.equal(part, before[name])]"
+    )
+    first, last = two.pull("said", rank="all")
+    assert len(first) == 1 and first[0].startswith("stage 0 has not been trained: its output")
+    assert last == []
+    assert two.run("pipe.notes")[0].value[-1] == first[0]
+    assert two.pull("stays", rank=0) == ["0.inner.0.weight", "0.inner.0.bias"]
+    two.run(
+        f"pipe = p.pipe_of([Cut(p.mlp(2)[0]), p.mlp(2)[1]], {schedule!r})\n"
+        "pipe.modules[0].cut = False; pipe.run(p.data(2, 12)); said = [note for note in pipe.notes if 'trained' in note]"
+    )
+    assert two.pull("said", rank="all") == [[], []]

@@ -157,7 +157,8 @@ void bind_records(py::module_& module) {
                              })
       .def_property_readonly("bytes", &Record::bytes)
       .def_readonly("bytes_sent", &Record::bytes_sent)
-      .def_readonly("whole_backwards", &Record::whole_backwards);
+      .def_readonly("whole_backwards", &Record::whole_backwards)
+      .def_readonly("unreached", &Record::unreached);
 }
 
 void bind_stage(py::module_& module) {

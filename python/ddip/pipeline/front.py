@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import math
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -260,6 +261,11 @@ class Pipeline:
             self._writer.add(record, self.micro_batches_done)
         for index, node in record.whole_backwards.items():
             self._note(f"stage {index}: its backward is not split, because {node} computes both parts at once")
+        for index in record.unreached:
+            self._warn(
+                f"stage {index} has not been trained: its output, or that of a stage behind it, has no graph "
+                "(.detach(), torch.no_grad() or .item() in a forward?)"
+            )
         if training:
             self.micro_batches_done += len(source) * self.micro_batches
         return self._report(record, len(source), training)
@@ -270,6 +276,11 @@ class Pipeline:
             self._note(f"ledger={str(self._writer.path)!r} ends before the run that was stopped")
             self._writer.close()
             self._writer = None
+
+    def _warn(self, text: str) -> None:
+        if text not in self.notes:
+            warnings.warn(text, stacklevel=4)
+        self._note(text)
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

@@ -179,6 +179,7 @@ void Executor::prepare(const std::vector<Action>& actions) {
     if (action.kind == Kind::receive) ++coming[link_of(action)];
     if (action.kind == Kind::weight_gradient) split_stages_.insert(action.stage);
     if (action.kind == Kind::step && stage(action.stage).versions) ++steps[action.stage];
+    if (action.kind == Kind::backward && stage(action.stage).versions) record_.unreached.insert(action.stage);
   }
   int64_t most = 0;
   for (auto [index, count] : steps) {

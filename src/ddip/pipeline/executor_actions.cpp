@@ -227,6 +227,7 @@ void Executor::run_graph(const Action& action, Flight& now) {
   now.roots = Roots();
   if (roots.edges.empty()) return;
   Stage& here = stage(action.stage);
+  record_.unreached.erase(here.index);
   // In two parts only where nothing is loaded or put back between them.
   if (split_stages_.contains(here.index) && here.versions && here.versions->may_sum_later() && !here.recompute) {
     torch::autograd::edge_list inputs;

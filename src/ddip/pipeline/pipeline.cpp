@@ -207,10 +207,14 @@ Report Pipeline::Inside::run(const Batches& batches, bool training) {
   }
   if (training) settings.plan = settings.plan_of(batches.size());
   const Record record = execute(training);
-  for (const auto& [index, node] : record.whole_backwards) {
-    std::string note =
-        fmt::format("stage {}: its backward is not split, because {} computes both parts at once", index, node);
+  auto add_note = [this](std::string note) {
     if (std::ranges::find(settings.notes, note) == settings.notes.end()) settings.notes.push_back(std::move(note));
+  };
+  for (const auto& [index, node] : record.whole_backwards)
+    add_note(fmt::format("stage {}: its backward is not split, because {} computes both parts at once", index, node));
+  for (int index : record.unreached) {
+    add_note(fmt::format(
+        "stage {} has not been trained: its output, or that of a stage behind it, has no graph (a detach?)", index));
   }
   if (training && ledger) ledger->add(record, micro_batches_done);
   if (training) micro_batches_done += source->size();

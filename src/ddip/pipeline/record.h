@@ -4,6 +4,7 @@
 
 #include <map>
 #include <ranges>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,7 +37,8 @@ class Record {
   Losses losses;     // last stage
   uint64_t bytes_sent = 0;
   std::map<int, std::string>
-      whole_backwards;  // stages whose planned split was not possible, and the node that forbids it
+      whole_backwards;      // stages whose planned split was not possible, and the node that forbids it
+  std::set<int> unreached;  // stages with weights that no backward of the run came to
 
   // The next action.
   void add(const Done& done);
