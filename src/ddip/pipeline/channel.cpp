@@ -8,7 +8,7 @@
 namespace ddip::pipeline {
 namespace {
 
-enum { kGreeting, kFrames, kBodies };  // added to a channel's tag
+enum { kGreeting, kFrames, kBodies, kTaken };  // added to a channel's tag; the last ones go the other way
 
 at::Tensor bytes_of(const std::shared_ptr<std::byte>& memory, size_t bytes) {
   return at::from_blob(memory.get(), {static_cast<int64_t>(bytes)}, [memory](void*) {}, at::kByte);
@@ -46,16 +46,23 @@ std::shared_ptr<std::byte> FramePool::take(size_t bytes) {
 
 // --- Sender
 
-Sender::Sender(std::shared_ptr<tensors::Communicator> ranks, Address address, int frames, bool pinned)
+Sender::Sender(std::shared_ptr<tensors::Communicator> ranks, Address address, int frames, const TensorsOf& tensors)
     : ranks_(std::move(ranks)),
       address_(address),
       frames_(static_cast<size_t>(std::max(frames, 1))),
       completions_(*ranks_),
-      pool_(pinned) {}
+      pool_(tensors.gpu),
+      stream_(tensors.stream) {
+  if (tensors.lane) lane_.emplace(*tensors.lane, frames_);
+}
 
+// Where there is a lane all messages go after the stream: none may overtake one whose tensors are not there yet.
 void Sender::start(std::shared_ptr<std::byte> memory, size_t bytes, int tag) {
-  auto work = ranks_->start_send(bytes_of(memory, bytes), address_.peer, address_.tag + tag);
-  under_way_.push_back({completions_.watch(work), std::move(memory)});
+  auto begin = [ranks = ranks_, to = address_.peer, tag = address_.tag + tag, tensor = bytes_of(memory, bytes)] {
+    return ranks->start_send(tensor, to, tag);
+  };
+  Completion completion = stream_ ? completions_.watch_after(*stream_, begin) : completions_.watch(begin());
+  under_way_.push_back({std::move(completion), std::move(memory)});
   bytes_ += bytes;
 }
 
@@ -66,22 +73,56 @@ void Sender::retire(size_t left, const Poll& poll) {
   }
 }
 
+void Sender::greet(size_t capacity) {
+  capacity_ = std::max(capacity, kLeastFrame);
+  FramePool once;
+  auto greeting = once.take(sizeof(uint64_t));
+  uint64_t said = *capacity_;
+  std::memcpy(greeting.get(), &said, sizeof said);
+  start(std::move(greeting), sizeof said, kGreeting);
+}
+
+void Sender::wait_until_taken(size_t left, const Poll& poll) {
+  while (!taken_.empty() && (taken_.size() > left || taken_.front().completion.is_done())) {
+    taken_.front().completion.wait(poll);
+    taken_.pop_front();
+  }
+}
+
+std::optional<LanePlace> Sender::put_in_lane(const Packed& packed, const Poll& poll) {
+  if (!lane_ || !lane_->takes(packed.tensors) || (capacity_ && lane_frame_bytes(packed) > *capacity_)) return {};
+  wait_until_taken(frames_ - 1, poll);
+  LanePlace place;
+  try {
+    place = lane_->put(packed.tensors);
+  } catch (const ConfigError&) {  // no memory for a larger one; what lies in it stays until it is taken
+    return {};
+  }
+  bytes_ += place.bytes;
+  return place;
+}
+
+void Sender::ask_when_taken() {
+  FramePool once;
+  auto answer = once.take(1);
+  auto work = ranks_->start_receive(bytes_of(answer, 1), address_.peer, address_.tag + kTaken);
+  taken_.push_back({completions_.watch(work), std::move(answer)});
+}
+
 void Sender::send(const Message& message, const Poll& poll) {
   Packed packed = measure(message);
-  if (!capacity_) {
-    capacity_ = std::max(packed.bytes, kLeastFrame);
-    FramePool once;
-    auto greeting = once.take(sizeof(uint64_t));
-    uint64_t said = *capacity_;
-    std::memcpy(greeting.get(), &said, sizeof said);
-    start(std::move(greeting), sizeof said, kGreeting);
-  }
   retire(frames_ - 1, poll);
+  std::optional<LanePlace> place = put_in_lane(packed, poll);
+  if (!capacity_) greet(place ? lane_frame_bytes(packed) : packed.bytes);
   auto frame = pool_.take(*capacity_);
-  write_frame(message, packed, *capacity_, frame.get());
+  if (place)
+    write_frame(message, packed, *place, frame.get());
+  else
+    write_frame(message, packed, *capacity_, frame.get());
   start(std::move(frame), *capacity_, kFrames);
   ++sent_;
-  if (packed.bytes > *capacity_) {
+  if (place) ask_when_taken();
+  if (!place && packed.bytes > *capacity_) {
     size_t bytes = body_bytes(packed);
     FramePool once;
     auto body = once.take(bytes);
@@ -90,7 +131,10 @@ void Sender::send(const Message& message, const Poll& poll) {
   }
 }
 
-void Sender::flush(const Poll& poll) { retire(0, poll); }
+void Sender::flush(const Poll& poll) {
+  retire(0, poll);
+  wait_until_taken(0, poll);
+}
 
 void Sender::level(int64_t posted, const Poll& poll) {
   while (sent_ < posted) {
@@ -99,17 +143,20 @@ void Sender::level(int64_t posted, const Poll& poll) {
     start(std::move(frame), *capacity_, kFrames);
     ++sent_;
   }
-  flush(poll);
+  retire(0, poll);
 }
 
 // --- Receiver
 
-Receiver::Receiver(std::shared_ptr<tensors::Communicator> ranks, Address address, int frames, bool pinned)
+Receiver::Receiver(std::shared_ptr<tensors::Communicator> ranks, Address address, int frames, const TensorsOf& tensors)
     : ranks_(std::move(ranks)),
       address_(address),
       frames_(static_cast<size_t>(std::max(frames, 1))),
       completions_(*ranks_),
-      pool_(pinned) {}
+      pool_(tensors.gpu),
+      stream_(tensors.stream) {
+  if (tensors.lane) lane_.emplace(*tensors.lane);
+}
 
 Receiver::Posted Receiver::start(size_t bytes, int tag) {
   FramePool once;
@@ -145,17 +192,41 @@ Message Receiver::receive(const Poll& poll) {
   waiting_.pop_front();
   Header header = read_header(frame.get());
   std::shared_ptr<std::byte> body(frame, frame.get() + kHeaderBytes);
-  if (header.apart) {
+  if (header.way == Way::apart) {
     Posted apart = start(header.body, kBodies);
     apart.completion.wait(poll);
     body = std::move(apart.memory);
   } else if (header.body > *capacity_ - kHeaderBytes) {
     throw ProtocolError("a message between stages is broken: it is longer than its frame");
   }
-  Message message = read_frame(header, body);
+  Message message = header.way == Way::lane ? take_from_lane(header, body.get()) : read_frame(header, body);
   // Posted when the one before it has been taken: a frame that is still looked at is not counted as one of ours.
   post();
   return message;
+}
+
+void Receiver::tell_taken() {
+  stream_->call([ranks = ranks_, to = address_.peer, tag = address_.tag + kTaken] {
+    static const at::Tensor nothing = at::zeros({1}, at::kByte);
+    try {
+      ranks->start_send(nothing, to, tag);
+    } catch (const std::exception&) {
+      // Who waits for it is gone, or learns from the communicator that we are.
+    }
+  });
+}
+
+Message Receiver::take_from_lane(const Header& header, const std::byte* body) {
+  if (!lane_) throw ProtocolError("a message between stages came by a lane that this end does not have");
+  std::optional<Message> message;
+  try {
+    message = read_frame(header, body, *lane_);
+  } catch (...) {
+    tell_taken();  // it is not wanted any more
+    throw;
+  }
+  tell_taken();
+  return std::move(*message);
 }
 
 void Receiver::level(int64_t sent, const Poll& poll) {
@@ -168,7 +239,8 @@ void Receiver::level(int64_t sent, const Poll& poll) {
   for (const Posted& one : waiting_) {
     one.completion.wait(poll);
     Header header = read_header(one.memory.get());
-    if (header.apart) start(header.body, kBodies).completion.wait(poll);
+    if (header.way == Way::apart) start(header.body, kBodies).completion.wait(poll);
+    if (header.way == Way::lane) tell_taken();
   }
   waiting_.clear();
 }

@@ -30,24 +30,31 @@ class FramePool {
 // Where a channel's messages are told apart from others'.
 struct Address {
   int peer = 0;
-  int tag = 0;  // and the next two
+  int tag = 0;  // and the next three
 };
-constexpr int kTagsOfAChannel = 3;
+constexpr int kTagsOfAChannel = 4;
+
+// Where a channel's tensors are, on both of its ends.
+struct TensorsOf {
+  bool gpu = false;                // not the CPU, which looks at its frames where they lie
+  std::optional<at::Device> lane;  // they go by a lane of this GPU
+  AfterStream* stream = nullptr;   // of that GPU; it ends before the channel
+};
 
 class Sender {
  public:
-  // At most `frames` messages are under way. `pinned`: their tensors are a GPU's.
-  Sender(std::shared_ptr<tensors::Communicator> ranks, Address address, int frames, bool pinned);
+  // At most `frames` messages are under way.
+  Sender(std::shared_ptr<tensors::Communicator> ranks, Address address, int frames, const TensorsOf& tensors);
 
   // Waits only if all frames are under way.
   void send(const Message& message, const Poll& poll);
-  // Until everything sent has left.
+  // Until everything sent has left, and has been taken out of the lane.
   void flush(const Poll& poll);
 
   int64_t sent() const { return sent_; }
   uint64_t bytes() const { return bytes_; }
   size_t under_way() const { return under_way_.size(); }
-  // After a failure: as many frames as the other end has posted receives for.
+  // After a failure: as many frames as the other end has posted receives for. When that one has taken them: flush.
   void level(int64_t posted, const Poll& poll);
 
  private:
@@ -57,6 +64,11 @@ class Sender {
   };
   void retire(size_t left, const Poll& poll);
   void start(std::shared_ptr<std::byte> memory, size_t bytes, int tag);
+  void greet(size_t capacity);
+  // Nothing: it is not for the lane, or there is no memory for one.
+  std::optional<LanePlace> put_in_lane(const Packed& packed, const Poll& poll);
+  void ask_when_taken();
+  void wait_until_taken(size_t left, const Poll& poll);
 
   const std::shared_ptr<tensors::Communicator> ranks_;
   const Address address_;
@@ -65,13 +77,16 @@ class Sender {
   FramePool pool_;
   std::optional<size_t> capacity_;
   std::deque<UnderWay> under_way_;
+  AfterStream* const stream_;  // null: there is no lane
+  std::optional<LaneSender> lane_;
+  std::deque<UnderWay> taken_;  // what tells us so, for each message that lies in the lane
   int64_t sent_ = 0;
   uint64_t bytes_ = 0;
 };
 
 class Receiver {
  public:
-  Receiver(std::shared_ptr<tensors::Communicator> ranks, Address address, int frames, bool pinned);
+  Receiver(std::shared_ptr<tensors::Communicator> ranks, Address address, int frames, const TensorsOf& tensors);
 
   // So many messages will come before the next call: receives for them are posted as far as there are frames.
   void expect(int64_t messages) { expected_ += messages; }
@@ -89,6 +104,8 @@ class Receiver {
   void learn_capacity(const Poll& poll);
   void post();
   Posted start(size_t bytes, int tag);
+  Message take_from_lane(const Header& header, const std::byte* body);
+  void tell_taken();
 
   const std::shared_ptr<tensors::Communicator> ranks_;
   const Address address_;
@@ -98,6 +115,8 @@ class Receiver {
   std::optional<Posted> greeting_;  // the first message, which says how large a frame is
   std::optional<size_t> capacity_;
   std::deque<Posted> waiting_;
+  AfterStream* const stream_;  // null: there is no lane
+  std::optional<LaneReceiver> lane_;
   int64_t expected_ = 0;
   int64_t posted_ = 0;
 };

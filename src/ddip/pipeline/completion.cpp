@@ -64,21 +64,37 @@ Completions::Completions(const tensors::Communicator& ranks)
 
 Completion Completions::watch(const tensors::Communicator::Work& work) {
   auto state = std::make_shared<Completion::State>(ours_);
+  tell(work, state);
+  return Completion(state);
+}
+
+Completion Completions::watch_after(AfterStream& stream, std::function<tensors::Communicator::Work()> start) {
+  auto state = std::make_shared<Completion::State>(ours_);
+  stream.call([this, state, start = std::move(start)] {
+    try {
+      tell(start(), state);
+    } catch (...) {
+      state->end(std::current_exception());
+    }
+  });
+  return Completion(state);
+}
+
+void Completions::tell(const tensors::Communicator::Work& work, const std::shared_ptr<Completion::State>& state) {
   if (ours_) {
     work->getFuture()->addCallback(
         [state](c10::ivalue::Future& future) { state->end(future.hasError() ? future.exception_ptr() : nullptr); });
-  } else {
-    waiter_->post([work, state] {
-      std::exception_ptr error;
-      try {
-        work->wait(kForever);
-      } catch (...) {
-        error = std::current_exception();
-      }
-      state->end(error);
-    });
+    return;
   }
-  return Completion(state);
+  waiter_->post([work, state] {
+    std::exception_ptr error;
+    try {
+      work->wait(kForever);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    state->end(error);
+  });
 }
 
 }  // namespace ddip::pipeline

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 
+#include "ddip/pipeline/after_stream.h"
 #include "ddip/tensors/communicator.h"
 
 namespace ddip::pipeline {
@@ -34,8 +35,12 @@ class Completions {
  public:
   explicit Completions(const tensors::Communicator& ranks);
   Completion watch(const tensors::Communicator::Work& work);
+  // Of a message that is handed over later, by `start`.
+  Completion watch_after(AfterStream& stream, std::function<tensors::Communicator::Work()> start);
 
  private:
+  void tell(const tensors::Communicator::Work& work, const std::shared_ptr<Completion::State>& state);
+
   const c10::intrusive_ptr<c10d::Backend> backend_;
   tensors::C10dBackend* const ours_;               // the same, if it calls us when a message is through
   std::unique_ptr<tensors::WorkerThread> waiter_;  // otherwise: waits for one after the other

@@ -57,15 +57,24 @@ Executor::Executor(std::shared_ptr<tensors::Communicator> ranks, std::vector<Sta
   const std::vector<Link>& links = wiring_.links();
   const int tags = first_tag(*ranks_, static_cast<int>(links.size()) * kTagsOfAChannel + 1);
   const int me = ranks_->rank();
-  std::set<int> neighbours;
-  // Of all stages: one of the CPU sees its frames, and may copy from them behind our back if they are pinned.
-  const bool gpu = std::ranges::all_of(stages_, [](const Stage& stage) { return stage.device.is_cuda(); });
+  std::set<int> neighbours, senders;
+  for (const auto& [from, to, frames] : links) {
+    if (to == me && from != me) senders.insert(from);
+  }
+  std::vector<at::Device> devices;
+  for (const Stage& stage : stages_) devices.push_back(stage.device);
+  TensorsOf tensors{.gpu = std::ranges::all_of(devices, [](at::Device device) { return device.is_cuda(); }),
+                    .lane = gpu_of_lanes(*ranks_, devices, senders)};
+  if (tensors.lane) {
+    stream_ = std::make_unique<AfterStream>(*tensors.lane);
+    tensors.stream = stream_.get();
+  }
   for (size_t number = 0; number < links.size(); ++number) {
     const auto& [from, to, frames] = links[number];
     if (from == to || (me != from && me != to)) continue;
     int tag = tags + 1 + static_cast<int>(number) * kTagsOfAChannel;
-    if (me == from) senders_.try_emplace(number, ranks_, Address{to, tag}, frames, gpu);
-    if (me == to) receivers_.try_emplace(number, ranks_, Address{from, tag}, frames, gpu);
+    if (me == from) senders_.try_emplace(number, ranks_, Address{to, tag}, frames, tensors);
+    if (me == to) receivers_.try_emplace(number, ranks_, Address{from, tag}, frames, tensors);
     neighbours.insert(me == from ? to : from);
   }
   alarms_ = std::make_unique<Alarms>(ranks_, std::vector<int>(neighbours.begin(), neighbours.end()), tags);
@@ -136,6 +145,7 @@ Record Executor::run(const std::vector<Action>& actions, const RunOptions& optio
     }
     if (norms_) norms_->settle(poll_);
     for (auto& [link, sender] : senders_) sender.flush(poll_);
+    if (stream_) stream_->check();
   } catch (const PeerLost&) {
     reset();  // nothing can be agreed upon with a rank that is gone
     throw;
@@ -247,6 +257,7 @@ void Executor::agree(const std::string& why) {
   if (why.empty()) alarms_->raise("");  // every rank does, so that all of them know how many come
   for (auto& [link, sender] : senders_) sender.level(cells[1 + links + link], interrupted_);
   for (auto& [link, receiver] : receivers_) receiver.level(cells[1 + link], interrupted_);
+  for (auto& [link, sender] : senders_) sender.flush(interrupted_);
   alarms_->settle(interrupted_);
   constexpr int64_t kText = 1024;
   at::Tensor text = at::zeros({kText}, at::kByte);

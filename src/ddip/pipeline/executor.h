@@ -112,6 +112,7 @@ class Executor {
   std::map<size_t, Sender> senders_;      // by link
   std::map<size_t, Receiver> receivers_;  // likewise
   std::unique_ptr<Norms> norms_;
+  std::unique_ptr<AfterStream> stream_;  // where tensors go by lanes; it ends before the channels that it calls
   // of one run
   RunOptions options_;
   Record record_;

@@ -5,16 +5,13 @@
 #include <cstring>
 
 #include "ddip/base/error.h"
+#include "ddip/pipeline/packing.h"
 
 namespace ddip::pipeline {
 namespace {
 
 constexpr uint32_t kMagic = 0x70696464;  // "ddip"
 enum Kind : uint32_t { a_value, blank };
-
-// Vector instructions like it, and so does a tensor of any type.
-constexpr size_t kAlignment = 64;
-size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 // A tensor whose bytes can be copied as they lie, with its strides: channels-last stays channels-last.
 at::Tensor in_one_piece(const at::Tensor& tensor) {
@@ -37,14 +34,23 @@ void put_header(const Header& header, std::byte* out) {
   std::memcpy(out, &header, sizeof header);
 }
 
-size_t span_bytes(const Layout& layout) {
-  size_t elements = 1;
-  for (int64_t size : layout.sizes) {
-    if (size < 0 || (size > 0 && elements > (size_t{1} << 48) / static_cast<size_t>(size)))
-      throw ProtocolError("a message between stages is broken: a tensor has an impossible size");
-    elements *= static_cast<size_t>(size);
-  }
-  return elements * c10::elementSize(layout.type);
+Header header_of(const Message& message, const Packed& packed, size_t body, Way way) {
+  return {.magic = kMagic,
+          .kind = a_value,
+          .micro_batch = message.micro_batch,
+          .count = message.count,
+          .fingerprint = message.fingerprint,
+          .structure = packed.structure.size(),
+          .body = body,
+          .way = way};
+}
+
+Message without_value(const Header& header) {
+  return {.micro_batch = header.micro_batch, .count = header.count, .fingerprint = header.fingerprint};
+}
+
+std::string_view structure_of(const Header& header, const std::byte* body) {
+  return {reinterpret_cast<const char*>(body), header.structure};
 }
 
 }  // namespace
@@ -56,6 +62,10 @@ Packed measure(const Message& message) {
   packed.structure = encode_structure(whole);
   packed.bytes = kHeaderBytes + body_bytes(packed);
   return packed;
+}
+
+size_t lane_frame_bytes(const Packed& packed) {
+  return kHeaderBytes + aligned(packed.structure.size()) + sizeof(LanePlace);
 }
 
 size_t body_bytes(const Packed& packed) {
@@ -75,16 +85,15 @@ void write_body(const Packed& packed, std::byte* out) {
 
 void write_frame(const Message& message, const Packed& packed, size_t capacity, std::byte* out) {
   bool fits = packed.bytes <= capacity;
-  put_header({.magic = kMagic,
-              .kind = a_value,
-              .micro_batch = message.micro_batch,
-              .count = message.count,
-              .fingerprint = message.fingerprint,
-              .structure = packed.structure.size(),
-              .body = body_bytes(packed),
-              .apart = fits ? 0u : 1u},
-             out);
+  put_header(header_of(message, packed, body_bytes(packed), fits ? Way::together : Way::apart), out);
   if (fits) write_body(packed, out + kHeaderBytes);
+}
+
+void write_frame(const Message& message, const Packed& packed, const LanePlace& place, std::byte* out) {
+  const size_t behind = aligned(packed.structure.size());
+  put_header(header_of(message, packed, behind + sizeof place, Way::lane), out);
+  std::memcpy(out + kHeaderBytes, packed.structure.data(), packed.structure.size());
+  std::memcpy(out + kHeaderBytes + behind, &place, sizeof place);
 }
 
 void write_blank(std::byte* out) { put_header({.magic = kMagic, .kind = blank}, out); }
@@ -92,26 +101,32 @@ void write_blank(std::byte* out) { put_header({.magic = kMagic, .kind = blank}, 
 Header read_header(const std::byte* frame) {
   Header header;
   std::memcpy(&header, frame, sizeof header);
-  if (header.magic != kMagic || header.kind > blank || header.structure > header.body)
+  if (header.magic != kMagic || header.kind > blank || header.way > Way::lane || header.structure > header.body)
     throw ProtocolError("a message between stages is broken: it does not begin like one");
   return header;
 }
 
 Message read_frame(const Header& header, const std::shared_ptr<std::byte>& body) {
-  Message message{.micro_batch = header.micro_batch, .count = header.count, .fingerprint = header.fingerprint};
-  std::string_view structure(reinterpret_cast<const char*>(body.get()), header.structure);
+  Message message = without_value(header);
   size_t offset = aligned(header.structure);
-  message.value = decode_structure(structure, [&](const Layout& layout) {
-    size_t bytes = span_bytes(layout);
-    size_t reach = at::detail::computeStorageNbytes(layout.sizes, layout.strides, c10::elementSize(layout.type));
-    if (reach > bytes || bytes > header.body || offset > header.body - bytes)
-      throw ProtocolError("a message between stages is broken: a tensor lies outside of it");
+  message.value = decode_structure(structure_of(header, body.get()), [&](const Layout& layout) {
+    size_t bytes = bytes_within(layout, offset, header.body);
     std::byte* data = body.get() + offset;
     offset += aligned(bytes);
     auto options = at::TensorOptions().dtype(layout.type);
     if (bytes == 0) return at::empty_strided(layout.sizes, layout.strides, options);
     return at::from_blob(data, layout.sizes, layout.strides, [body](void*) {}, options);
   });
+  return message;
+}
+
+Message read_frame(const Header& header, const std::byte* body, LaneReceiver& lane) {
+  Message message = without_value(header);
+  LanePlace place;
+  if (header.body < aligned(header.structure) + sizeof place)
+    throw ProtocolError("a message between stages is broken: it does not say where its tensors are");
+  std::memcpy(&place, body + aligned(header.structure), sizeof place);
+  message.value = lane.take(place, structure_of(header, body));
   return message;
 }
 

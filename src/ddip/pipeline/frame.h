@@ -1,10 +1,12 @@
-// A value as one piece of memory that travels over a channel: a header, the structure, the tensors' bytes.
+// A value as one piece of memory that travels over a channel: a header, the structure, the tensors' bytes or where they
+// lie.
 #pragma once
 
 #include <memory>
 #include <optional>
 #include <string>
 
+#include "ddip/pipeline/lane.h"
 #include "ddip/pipeline/value.h"
 
 namespace ddip::pipeline {
@@ -30,9 +32,15 @@ struct Packed {
 Packed measure(const Message& message);
 // The frame, if it fits into `capacity`; otherwise the header alone, and the body is for a message of its own.
 void write_frame(const Message& message, const Packed& packed, size_t capacity, std::byte* out);
+// Its tensors lie in a lane.
+void write_frame(const Message& message, const Packed& packed, const LanePlace& place, std::byte* out);
+size_t lane_frame_bytes(const Packed& packed);
 void write_body(const Packed& packed, std::byte* out);
 size_t body_bytes(const Packed& packed);
 void write_blank(std::byte* out);
+
+// Where the tensors are: with the structure in the frame; with it in a message of their own; in a lane.
+enum class Way : uint64_t { together, apart, lane };
 
 struct Header {
   uint32_t magic = 0;
@@ -41,11 +49,13 @@ struct Header {
   double count = 0;
   uint64_t fingerprint = 0;
   uint64_t structure = 0;  // bytes
-  uint64_t body = 0;       // bytes of structure and tensors together
-  uint64_t apart = 0;      // 1: the body travels by itself
+  uint64_t body = 0;       // bytes of the structure and what comes with it
+  Way way = Way::together;
 };
 Header read_header(const std::byte* frame);
 // The tensors are views of the memory, and keep it.
 Message read_frame(const Header& header, const std::shared_ptr<std::byte>& body);
+// The tensors are copies.
+Message read_frame(const Header& header, const std::byte* body, LaneReceiver& lane);
 
 }  // namespace ddip::pipeline

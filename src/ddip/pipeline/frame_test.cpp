@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "ddip/base/error.h"
+#include "ddip/pipeline/packing.h"
 
 namespace ddip::pipeline {
 namespace {
@@ -13,7 +16,7 @@ Message through_a_frame(const Message& message, size_t capacity) {
   write_frame(message, packed, capacity, frame.get());
   Header header = read_header(frame.get());
   std::shared_ptr<std::byte> body(frame, frame.get() + kHeaderBytes);
-  if (header.apart) {
+  if (header.way == Way::apart) {
     body = std::shared_ptr<std::byte>(new std::byte[header.body], std::default_delete<std::byte[]>());
     write_body(packed, body.get());
   }
@@ -77,13 +80,47 @@ TEST(Frame, BrokenBytesAreRefusedAndNothingIsReadBehindThem) {
     bad.get()[at] ^= std::byte{0x80};
     try {
       Header header = read_header(bad.get());
-      if (header.body > packed.bytes - kHeaderBytes || header.apart) continue;  // the channel refuses these
+      if (header.body > packed.bytes - kHeaderBytes || header.way == Way::apart) continue;  // the channel refuses these
       read_frame(header, std::shared_ptr<std::byte>(bad, bad.get() + kHeaderBytes));
     } catch (const std::exception&) {
       ++refused;
     }
   }
   EXPECT_GT(refused, 20);
+}
+
+TEST(Frame, OfALaneSaysWhereItsTensorsLieAndIsRefusedIfItDoesNot) {
+  Message sent{.micro_batch = 3, .value = everything()};
+  Packed packed = measure(sent);
+  LanePlace place{.number = 2, .offset = 512, .bytes = 4096};
+  std::vector<std::byte> frame(lane_frame_bytes(packed));
+  EXPECT_LT(frame.size(), packed.bytes);  // the tensors are not in it
+  write_frame(sent, packed, place, frame.data());
+  Header header = read_header(frame.data());
+  EXPECT_EQ(header.way, Way::lane);
+  EXPECT_EQ(header.micro_batch, 3);
+  EXPECT_EQ(kHeaderBytes + header.body, frame.size());
+  LanePlace found;
+  std::memcpy(&found, frame.data() + frame.size() - sizeof found, sizeof found);
+  EXPECT_EQ(found.number, 2u);
+  EXPECT_EQ(found.offset, 512u);
+  EXPECT_EQ(found.bytes, 4096u);
+  LaneReceiver none(at::kCPU);
+  header.body -= 1;
+  EXPECT_THROW(read_frame(header, frame.data() + kHeaderBytes, none), ProtocolError);
+}
+
+TEST(Packing, ATensorOutsideOfItsMemoryIsRefused) {
+  Layout layout{.type = at::kFloat, .sizes = {4, 2}, .strides = {2, 1}};
+  EXPECT_EQ(bytes_within(layout, 64, 96), 32u);
+  EXPECT_THROW(bytes_within(layout, 65, 96), ProtocolError);
+  EXPECT_THROW(bytes_within(layout, 0, 31), ProtocolError);
+  layout.strides = {3, 1};  // it reaches further than its elements
+  EXPECT_THROW(bytes_within(layout, 0, 1000), ProtocolError);
+  layout = {.type = at::kFloat, .sizes = {int64_t{1} << 40, int64_t{1} << 40}, .strides = {1, 1}};
+  EXPECT_THROW(bytes_within(layout, 0, 1000), ProtocolError);
+  layout = {.type = at::kFloat, .sizes = {-1}, .strides = {1}};
+  EXPECT_THROW(bytes_within(layout, 0, 1000), ProtocolError);
 }
 
 TEST(Value, IsDescribedForPeople) {

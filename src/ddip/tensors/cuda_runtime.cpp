@@ -33,10 +33,13 @@ CudaRuntime::CudaRuntime() {
   find(library, "the CUDA runtime", "cudaIpcOpenMemHandle", open_handle_);
   find(library, "the CUDA runtime", "cudaIpcCloseMemHandle", close_handle_);
   find(library, "the CUDA runtime", "cudaGetErrorString", error_text_);
+  find(library, "the CUDA runtime", "cudaGetLastError", last_error_);
 }
 
 void CudaRuntime::require(int error, const char* what) const {
-  if (error != 0) throw ConfigError(fmt::format("{}: {}", what, error_text_(error)));
+  if (error == 0) return;
+  last_error_();  // CUDA keeps it otherwise, and torch would take it for its next kernel's
+  throw ConfigError(fmt::format("{}: {}", what, error_text_(error)));
 }
 
 void* CudaRuntime::allocate(size_t bytes) const {

@@ -33,6 +33,7 @@ class CudaRuntime {
   int (*open_handle_)(void**, IpcHandle, unsigned) = nullptr;
   int (*close_handle_)(void*) = nullptr;
   const char* (*error_text_)(int) = nullptr;
+  int (*last_error_)() = nullptr;
 };
 
 }  // namespace ddip::tensors

@@ -1,0 +1,109 @@
+"""On a machine with a real GPU: pipelines whose stages share it, on ranks of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ddip
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+SUPPORT = Path(__file__).parent / "support"
+IMPORTS = (
+    f"import sys; sys.path.insert(0, {str(SUPPORT)!r}); import pipelines as p, gpu_pipelines as g\nimport ddip, torch"
+)
+
+
+@pytest.fixture(scope="module")
+def stages() -> Iterator[ddip.Group]:
+    with ddip.Group(workers=2, gpus=[0], name="gpu-pipeline") as group:
+        group.run(IMPORTS)
+        yield group
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "'1f1b'",
+        "'gpipe', recompute=True",
+        "'zb1'",
+        "'1f1b', clip=0.05",
+        "'1f1b', accumulate=1",
+        "'1f1b', ranks=ddip.comm('gloo')",
+    ],
+)
+def test_stages_on_one_gpu_train_like_one_process(stages: ddip.Group, call: str) -> None:
+    for result in stages.run(f"g.trained({call})"):
+        assert result.value < (1e-7 if "clip" in call else 1e-12)
+
+
+def test_a_weight_of_two_stages_on_one_gpu(stages: ddip.Group) -> None:
+    for result in stages.run("g.trained_tied('1f1b')"):
+        assert result.value < 1e-12
+
+
+def test_the_gpus_random_numbers_are_drawn_again(stages: ddip.Group) -> None:
+    for result in stages.run("g.dropout()"):
+        again, other = result.value
+        assert again < 1e-12 and other > 1e-4
+
+
+def test_an_asynchronous_pipeline_on_one_gpu_predicts_and_learns(stages: ddip.Group) -> None:
+    stages.run("pipe = p.pipe_of([part.to(ddip.device()) for part in p.mlp(2)], staleness='msnag', recompute=True)")
+    losses = stages.run("pipe.run(p.data(1, 12) * 60).losses")[0].value
+    assert losses[-1] < 0.8 * losses[0]
+    assert stages.run("pipe.versions[ddip.rank()].version")[0].value == 240
+
+
+# --- messages from GPU memory to GPU memory
+
+
+def test_messages_between_ranks_that_share_a_gpu_stay_on_it(stages: ddip.Group) -> None:
+    assert stages.run("g.largest_message()")[0].value == 4096, "the frame that says where the tensors lie"
+    assert stages.run("g.largest_message(ddip.comm('gloo'))")[0].value > 2**20, "through the host"
+
+
+def test_batches_that_grow_find_room_on_the_gpu(stages: ddip.Group) -> None:
+    for result in stages.run("g.in_growing_batches()"):
+        assert result.value < 1e-12
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_after_a_stage_failed_messages_on_the_gpu_are_in_order_again(stages: ddip.Group, schedule: str) -> None:
+    for result in stages.run(f"g.after_a_failure({schedule!r})"):
+        said, distance = result.value
+        assert "no more today" in said
+        assert distance < 1e-12
+
+
+def test_replicas_on_one_gpu_train_like_one_process() -> None:
+    with ddip.Group(workers=4, gpus=[0], name="gpu-replicas") as group:
+        group.run(IMPORTS)
+        for result in group.run("g.replicas()"):
+            assert result.value < 1e-12
+
+
+def test_a_killed_stage_leaves_the_others_gpu_usable() -> None:
+    with ddip.Group(workers=2, gpus=[0], name="gpu-pipeline-kill") as group:
+        group.run(IMPORTS + "\nimport os, signal")
+        group.run(
+            "class Dies(p.FailsAt):\n"
+            "    def forward(self, x):\n"
+            "        self.left -= 1\n"
+            "        if self.left == 0: os.kill(os.getpid(), signal.SIGKILL)\n"
+            "        return self.inner(x)\n"
+            "pipe = p.pipe_of(g.moved([p.mlp(2)[0], Dies(11)]))"
+        )
+        with pytest.raises(ddip.RankError) as error:
+            group.run("pipe.run(p.data(5, 12))")
+        assert list(error.value.lost) == [1]
+        assert "PeerLost" in error.value.tracebacks[0]
+        group.run(
+            "torch.cuda.synchronize(); y = (torch.ones(64, 64, device='cuda') @ torch.ones(64, 64, device='cuda')).sum().item()",
+            ranks=[0],
+        )
+        assert group.pull("y", rank=0) == 64**3
