@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +60,12 @@ def test_an_asynchronous_pipeline_on_one_gpu_predicts_and_learns(stages: ddip.Gr
     assert stages.run("pipe.versions[ddip.rank()].version")[0].value == 240
 
 
+@pytest.mark.parametrize("call", ["frozen(0)", "frozen(2)", "targets_in_a_dict()"])
+def test_frozen_stages_empty_ones_and_targets_find_their_gpu(stages: ddip.Group, call: str) -> None:
+    for result in stages.run(f"g.{call}"):
+        assert result.value < 1e-12
+
+
 # --- messages from GPU memory to GPU memory
 
 
@@ -107,3 +114,24 @@ def test_a_killed_stage_leaves_the_others_gpu_usable() -> None:
             ranks=[0],
         )
         assert group.pull("y", rank=0) == 64**3
+
+
+def test_a_gpu_that_fails_in_one_stage_ends_all_of_them() -> None:
+    with ddip.Group(workers=2, gpus=[0], name="gpu-pipeline-assert") as group:
+        group.run(IMPORTS)
+        group.run(
+            "class Asserts(p.FailsAt):\n"
+            "    def forward(self, x):\n"
+            "        self.left -= 1\n"
+            "        place = torch.tensor([99 if self.left == 0 else 0], device=x.device)\n"
+            "        return self.inner(x) + x.new_zeros(1)[place]\n"
+            "pipe = p.pipe_of(g.moved([p.mlp(2)[0], Asserts(11)]))"
+        )
+        begun = time.monotonic()
+        with pytest.raises(ddip.RankError) as error:
+            group.run("pipe.run(p.data(50, 12))")
+        assert time.monotonic() - begun < 30
+        assert "device-side assert" in error.value.tracebacks[1]
+        assert "StageFailed" in error.value.tracebacks[0]
+        group.run("y = torch.ones(64, device='cuda').sum().item()", ranks=[0])
+        assert group.pull("y", rank=0) == 64

@@ -93,3 +93,33 @@ def test_memory_that_tensors_share_is_counted_once() -> None:
     assert covered([extent(part) for part in parts]) == 96
     first, last = extent(whole[:, 2:4])
     assert (first - whole.data_ptr(), last - first) == (8, 80), "from its first element to its last"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "staleness='msnag', gaps=True",
+        "schedule='1f1b', recompute=True, clip=0.1, clipping='global'",
+        "scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2)",
+        "ledger=LEDGER",
+        "ranks=ddip.comm('gloo')",
+    ],
+)
+def test_a_pipeline_that_nobody_holds_is_gone_with_all_it_had(two: ddip.Group, tmp_path: Path, options: str) -> None:
+    two.run(
+        "import gc, os, weakref, torch, ddip, pipelines as p\n"
+        f"LEDGER = {str(tmp_path / 'ledger')!r}\n"
+        "def threads(): return len(os.listdir('/proc/self/task'))\n"
+        f"p.pipe_of(p.mlp(2), {options}).run(p.data(3, 12)); gc.collect()\n"  # what torch starts once is there now
+        "before = threads()\n"
+        f"pipe = p.pipe_of(p.mlp(2), {options})\n"
+        "pipe.run(p.data(3, 12)); pipe.evaluate(p.data(1, 12)); pipe.stage(0); pipe.state_dict()\n"
+        "parts = [pipe, pipe._executor, *pipe._stages, *pipe.versions.values(), *pipe.steppings.values()]\n"
+        "held = [weakref.ref(part) for part in parts]\n"
+        "gc.collect(); gc.disable()\n"
+        "del pipe, parts\n"  # at once: its memory on a GPU must be gone on all ranks when the next one is made
+        "left = [type(part()).__name__ for part in held if part() is not None]; gc.enable()"
+    )
+    assert two.pull("left", rank="all") == [[], []]
+    assert [result.value for result in two.run("threads() - before")] == [0, 0], "threads that wait for its messages"

@@ -51,6 +51,30 @@ def dropout() -> tuple[float, float]:
     return p.furthest(kept, trained(True, 1)), p.furthest(kept, trained(False, 2))
 
 
+def frozen(stage: int) -> float:
+    """One of three stages is frozen, and the middle one has no tensors at all."""
+
+    def parts() -> list[torch.nn.Module]:
+        first, last = p.mlp(2)
+        made = [first, torch.nn.Tanh(), last]
+        made[stage].requires_grad_(False)
+        return made
+
+    batches = p.data(3, 12)
+    pipe = p.pipe_of(moved(parts()), "1f1b", placement=[0, 1, 1])
+    pipe.run(batches)
+    return p.furthest(p.in_one_process(parts(), batches), on_cpu(pipe.state_dict()))
+
+
+def targets_in_a_dict() -> float:
+    batches = p.data(3, 12)
+    pipe = p.pipe_of(
+        moved(p.mlp(2)), "1f1b", loss=lambda out, target: torch.nn.functional.mse_loss(out, target["y"][0])
+    )
+    pipe.run([(x, {"y": (y,)}) for x, y in batches])
+    return p.furthest(p.in_one_process(p.mlp(2), batches), on_cpu(pipe.state_dict()))
+
+
 def in_growing_batches() -> float:
     """Activations from 16 KiB to 8 MiB, more than the place which the first message made, and small ones again."""
 

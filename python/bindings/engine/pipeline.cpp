@@ -195,6 +195,17 @@ void bind_stage(py::module_& module) {
           [](Stage& self, at::Device device) { self.device = device; });
 }
 
+// Its thread may be calling Python; its stages are Python's.
+struct EndsWithoutLock {
+  void operator()(Executor* executor) const {
+    {
+      py::gil_scoped_release release;
+      executor->end_messages();
+    }
+    delete executor;
+  }
+};
+
 }  // namespace
 
 void bind_pipeline(py::module_& module) {
@@ -211,16 +222,16 @@ void bind_pipeline(py::module_& module) {
       [](const std::vector<std::pair<int, int>>& edges, const std::vector<int>& rank_of_stage, int rank,
          int64_t micro_batches) { return Actions{forwards_only(ends_of(edges), rank_of_stage, rank, micro_batches)}; },
       py::arg("edges"), py::arg("rank_of_stage"), py::arg("rank"), py::arg("micro_batches"));
-  py::class_<Executor>(module, "Executor")
+  py::class_<Executor, std::unique_ptr<Executor, EndsWithoutLock>>(module, "Executor")
       .def(py::init([](std::shared_ptr<tensors::Communicator> ranks, std::vector<Stage> stages,
                        const std::vector<std::pair<int, int>>& edges, std::vector<int> rank_of_stage,
                        std::vector<int> frames, int replicas, bool global_norm, int norm_delay,
                        std::vector<int> norm_ranks) {
              Arrangement arrangement{ends_of(edges), std::move(rank_of_stage), std::move(frames),
                                      ranks->world() / replicas, replicas};
-             return std::make_unique<Executor>(std::move(ranks), std::move(stages), std::move(arrangement),
-                                               Clipping{global_norm, norm_delay, std::move(norm_ranks)},
-                                               look_for_signals);
+             return std::unique_ptr<Executor, EndsWithoutLock>(
+                 new Executor(std::move(ranks), std::move(stages), std::move(arrangement),
+                              Clipping{global_norm, norm_delay, std::move(norm_ranks)}, look_for_signals));
            }),
            py::arg("ranks"), py::arg("stages"), py::arg("edges"), py::arg("rank_of_stage"), py::arg("frames"),
            py::kw_only(), py::arg("replicas") = 1, py::arg("global_norm") = false, py::arg("norm_delay") = 0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import math
 import uuid
 import warnings
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+import ddip
 from ddip.communicators import comm, engine
 from ddip.errors import ConfigError
 from ddip.pipeline import saving
@@ -105,7 +107,9 @@ class Pipeline:
         self.ranks = comm() if ranks is None else ranks
         refuse_what_cannot_be_called(optimizer, scheduler, loss)
         if self.ranks.name == "nccl":
-            raise ConfigError("backend nccl: a pipeline's messages go through the CPU; expected shm, gloo or mpi")
+            raise ConfigError(
+                "backend nccl: a pipeline does not send its messages by it; expected shm, which goes from GPU to GPU, or gloo, mpi"
+            )
         if replicas < 1 or self.ranks.world_size % replicas:
             raise ConfigError(f"replicas={replicas}: expected a divisor of the group's {self.ranks.world_size} ranks")
         self.replicas, self.width = replicas, self.ranks.world_size // replicas
@@ -446,6 +450,15 @@ class Pipeline:
     def _make_policy(self) -> Any:
         return engine().make_policy(self.policy_name, **self.policy_options)
 
+    def _device_of(self, index: int) -> torch.device:
+        """Where its tensors are. A stage that has none computes where others of this rank do."""
+        here = [other for other, rank in enumerate(self.placement) if rank == self.place]
+        for asked in (index, *here):
+            for tensor in itertools.chain(self.modules[asked].parameters(), self.modules[asked].buffers()):
+                return tensor.device
+        elsewhere = (tensor.device for module in self.modules for tensor in module.parameters())
+        return ddip.device() if any(place.type == "cuda" for place in elsewhere) else torch.device("cpu")
+
     def _make_stage(
         self,
         index: int,
@@ -484,30 +497,32 @@ class Pipeline:
             )
             self.versions[index] = stage.versions
             stage.gaps = native.Gaps() if self.gaps else None
-            stage.device = next(iter(trained.values())).device
+        stage.device = self._device_of(index)
         stage.recompute = bool(recompute) and not last
         stage.clip = clip or 0.0
         stage.clip_share = self.clip_share(index)
         if self.clipping == "proportional":
             stage.clip *= stage.clip_share
 
-        part, device = self.parts[index], stage.device
+        # The functions below know neither the pipeline nor the stage: Python does not see what C++ keeps, and would never
+        # let go of a circle through it.
+        part, name, device, precision, loss_of = self.parts[index], stage.name, stage.device, self.precision, self.loss
         activations = self._activations[index] = Activations(module, stage.recompute)
 
         def forward(inputs: list[Any]) -> list[Any]:
             taken()  # of a forward that failed
-            with self._autocast(device), activations.counted("forward", inputs):
+            with autocast(device, precision), activations.counted("forward", inputs):
                 outputs = part.call(inputs)
             if outputs[0] is None and not last:
                 raise ConfigError(
-                    f"{stage.name} returned None for the next stage; expected a tensor, or several in a tuple, list or dict"
+                    f"{name} returned None for the next stage; expected a tensor, or several in a tuple, list or dict"
                 )
             return outputs
 
         def loss(outputs: list[Any], micro_batch: int, samples: int) -> Any:
             _, target, _ = roles["target"](micro_batch)
-            with self._autocast(device), activations.counted("loss", outputs):
-                found = self.loss(outputs[0], to_device(target, device))
+            with autocast(device, precision), activations.counted("loss", outputs):
+                found = loss_of(outputs[0], to_device(target, device))
             if isinstance(found, tuple):
                 return native.Loss(found[0], float(found[1]))
             if not isinstance(found, torch.Tensor) or found.numel() != 1:
@@ -530,11 +545,17 @@ class Pipeline:
             stage.loss = loss
         return stage
 
-    def _autocast(self, device: torch.device) -> Any:
-        if self.precision == "fp32" and not torch.is_autocast_enabled(device.type):
-            return AS_IT_IS  # making an autocast takes as long as a small layer
-        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
+
+def autocast(device: torch.device, precision: str) -> Any:
+    if precision == "fp32" and not torch.is_autocast_enabled(device.type):
+        return AS_IT_IS  # making an autocast takes as long as a small layer
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, torch.Tensor) else value
+    """Every tensor in it."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if type(value) in (list, tuple):
+        return type(value)(to_device(part, device) for part in value)
+    return {key: to_device(part, device) for key, part in value.items()} if type(value) is dict else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,15 +25,20 @@ class Notes:
     """What one stage's optimizer did, noted by itself."""
 
     def __init__(self, pipe: Pipeline, index: int) -> None:
-        self.module = pipe.modules[index]
-        self.stepping = pipe.steppings[index]
+        stepping = pipe.steppings[index]
+        self.module, self.names, self.masters, self.noted = (
+            pipe.modules[index],
+            stepping.names,
+            stepping.masters,
+            stepping.noted,
+        )
         self.steps: list[Json] = []
         self.initial = self.hash()
-        self.stepping.noted.append(self.note)
+        self.noted.append(self.note)
 
     def hash(self) -> str:
         """Of the true weights, frozen ones too."""
-        true = dict(zip(self.stepping.names, self.stepping.masters, strict=True))
+        true = dict(zip(self.names, self.masters, strict=True))
         return hash_of([true.get(name, parameter) for name, parameter in self.module.named_parameters()])
 
     def note(self, rates: list[float], gradient: str) -> None:
@@ -41,7 +47,8 @@ class Notes:
 
 class Writer:
     def __init__(self, path: str | Path, pipe: Pipeline, program: str | None) -> None:
-        self.path, self.pipe, self.program = Path(path), pipe, program
+        self.path, self.program = Path(path), program
+        self.pipe: Pipeline = weakref.proxy(pipe)  # it has us: in a circle it would outlive its last user
         self.notes = {index: Notes(pipe, index) for index in pipe.steppings}
         self.lines: list[str] = []  # on the rank that writes them
         self.forwards = dict.fromkeys(pipe.steppings, 0)
@@ -54,7 +61,7 @@ class Writer:
     def close(self) -> None:
         """What is written stays as it is; nothing is noted any more."""
         for notes in self.notes.values():
-            notes.stepping.noted.remove(notes.note)
+            notes.noted.remove(notes.note)
 
     def add(self, record: Any, first: int) -> None:
         """All ranks, after a run whose micro-batches are counted from `first`."""
@@ -153,7 +160,7 @@ class Writer:
         for index, notes in self.notes.items():
             about[index] = {
                 "initial": notes.initial,
-                "optimizer": notes.stepping.described(),
+                "optimizer": self.pipe.steppings[index].described(),
                 "mean_staleness": self.staleness[index] / max(self.forwards[index], 1),
             }
         return about

@@ -4,6 +4,7 @@
 
 #include <exception>
 #include <functional>
+#include <memory>
 #include <mutex>
 
 #include "ddip/tensors/torch.h"
@@ -15,14 +16,15 @@ class AfterStream {
  public:
   explicit AfterStream(at::Device device) : device_(device) {}
 
-  // On a thread of its own, one after the other, also where the GPU has failed: others wait for what is called. It must
-  // throw nothing.
-  void call(std::function<void()> what);
+  // On a thread of its own, one after the other, and told whether the GPU came there or failed: others wait for what is
+  // called in either case. It must throw nothing.
+  void call(std::function<void(bool came)> what);
   // Throws what the GPU failed with.
   void check();
 
  private:
-  void wait_for(const c10::Event& event) noexcept;
+  bool wait_for(std::unique_ptr<c10::Event> event) noexcept;
+  void keep_error();
 
   const at::Device device_;
   std::mutex mutex_;

@@ -1,5 +1,7 @@
 #include "ddip/pipeline/channel.h"
 
+#include <fmt/format.h>
+
 #include <cstring>
 #include <mutex>
 
@@ -51,17 +53,18 @@ Sender::Sender(std::shared_ptr<tensors::Communicator> ranks, Address address, in
       address_(address),
       frames_(static_cast<size_t>(std::max(frames, 1))),
       completions_(*ranks_),
-      pool_(tensors.gpu),
+      pool_(tensors.gpu && !tensors.lane),
       stream_(tensors.stream) {
   if (tensors.lane) lane_.emplace(*tensors.lane, frames_);
 }
 
 // Where there is a lane all messages go after the stream: none may overtake one whose tensors are not there yet.
 void Sender::start(std::shared_ptr<std::byte> memory, size_t bytes, int tag) {
-  auto begin = [ranks = ranks_, to = address_.peer, tag = address_.tag + tag, tensor = bytes_of(memory, bytes)] {
-    return ranks->start_send(tensor, to, tag);
+  auto begin = [ranks = ranks_, address = address_, tag, memory, bytes](bool came) {
+    if (!came && tag == kFrames) mark_failed(memory.get());
+    return ranks->start_send(bytes_of(memory, bytes), address.peer, address.tag + tag);
   };
-  Completion completion = stream_ ? completions_.watch_after(*stream_, begin) : completions_.watch(begin());
+  Completion completion = stream_ ? completions_.watch_after(*stream_, begin) : completions_.watch(begin(true));
   under_way_.push_back({std::move(completion), std::move(memory)});
   bytes_ += bytes;
 }
@@ -137,8 +140,9 @@ void Sender::flush(const Poll& poll) {
 }
 
 void Sender::level(int64_t posted, const Poll& poll) {
+  FramePool plain;  // not pinned: the GPU may be what has failed
   while (sent_ < posted) {
-    auto frame = pool_.take(*capacity_);
+    auto frame = plain.take(*capacity_);
     write_blank(frame.get());
     start(std::move(frame), *capacity_, kFrames);
     ++sent_;
@@ -153,7 +157,7 @@ Receiver::Receiver(std::shared_ptr<tensors::Communicator> ranks, Address address
       address_(address),
       frames_(static_cast<size_t>(std::max(frames, 1))),
       completions_(*ranks_),
-      pool_(tensors.gpu),
+      pool_(tensors.gpu && !tensors.lane),
       stream_(tensors.stream) {
   if (tensors.lane) lane_.emplace(*tensors.lane);
 }
@@ -199,6 +203,10 @@ Message Receiver::receive(const Poll& poll) {
   } else if (header.body > *capacity_ - kHeaderBytes) {
     throw ProtocolError("a message between stages is broken: it is longer than its frame");
   }
+  if (header.failed()) {
+    if (header.way == Way::lane) tell_taken();
+    throw StageFailed(fmt::format("the GPU of rank {} has failed", address_.peer));
+  }
   Message message = header.way == Way::lane ? take_from_lane(header, body.get()) : read_frame(header, body);
   // Posted when the one before it has been taken: a frame that is still looked at is not counted as one of ours.
   post();
@@ -206,7 +214,7 @@ Message Receiver::receive(const Poll& poll) {
 }
 
 void Receiver::tell_taken() {
-  stream_->call([ranks = ranks_, to = address_.peer, tag = address_.tag + kTaken] {
+  stream_->call([ranks = ranks_, to = address_.peer, tag = address_.tag + kTaken](bool) {
     static const at::Tensor nothing = at::zeros({1}, at::kByte);
     try {
       ranks->start_send(nothing, to, tag);
@@ -236,13 +244,13 @@ void Receiver::level(int64_t sent, const Poll& poll) {
     waiting_.push_back(start(*capacity_, kFrames));
     ++posted_;
   }
-  for (const Posted& one : waiting_) {
-    one.completion.wait(poll);
-    Header header = read_header(one.memory.get());
-    if (header.way == Way::apart) start(header.body, kBodies).completion.wait(poll);
+  while (!waiting_.empty()) {
+    waiting_.front().completion.wait(poll);
+    Header header = read_header(waiting_.front().memory.get());
+    waiting_.pop_front();  // before the next wait, which may be ended: nothing is taken twice
     if (header.way == Way::lane) tell_taken();
+    if (header.way == Way::apart) start(header.body, kBodies).completion.wait(poll);
   }
-  waiting_.clear();
 }
 
 }  // namespace ddip::pipeline

@@ -1,6 +1,7 @@
 #include "ddip/pipeline/completion.h"
 
 #include <chrono>
+#include <list>
 
 #include "ddip/base/error.h"
 #include "ddip/tensors/c10d_backend.h"
@@ -57,9 +58,28 @@ void Completion::wait(const Poll& poll) const {
   if (state_->error) std::rethrow_exception(state_->error);
 }
 
+struct Completions::UnderWay {
+  std::mutex mutex;
+  std::list<tensors::Communicator::Work> works;
+};
+
 Completions::Completions(const tensors::Communicator& ranks)
-    : backend_(ranks.backend()), ours_(dynamic_cast<tensors::C10dBackend*>(backend_.get())) {
+    : backend_(ranks.backend()),
+      ours_(dynamic_cast<tensors::C10dBackend*>(backend_.get())),
+      under_way_(std::make_shared<UnderWay>()) {
   if (!ours_) waiter_ = std::make_unique<tensors::WorkerThread>();
+}
+
+Completions::~Completions() {
+  if (!waiter_) return;
+  try {
+    std::lock_guard lock(under_way_->mutex);
+    // An alarm that was never raised would be waited for without end.
+    for (const auto& work : under_way_->works) work->abort();
+  } catch (const std::exception&) {
+    // Not every backend can. Then the thread waits on, for as long as the process lives.
+    (void)waiter_.release();  // NOLINT(bugprone-unused-return-value)
+  }
 }
 
 Completion Completions::watch(const tensors::Communicator::Work& work) {
@@ -68,11 +88,11 @@ Completion Completions::watch(const tensors::Communicator::Work& work) {
   return Completion(state);
 }
 
-Completion Completions::watch_after(AfterStream& stream, std::function<tensors::Communicator::Work()> start) {
+Completion Completions::watch_after(AfterStream& stream, std::function<tensors::Communicator::Work(bool came)> start) {
   auto state = std::make_shared<Completion::State>(ours_);
-  stream.call([this, state, start = std::move(start)] {
+  stream.call([this, state, start = std::move(start)](bool came) {
     try {
-      tell(start(), state);
+      tell(start(came), state);
     } catch (...) {
       state->end(std::current_exception());
     }
@@ -86,12 +106,18 @@ void Completions::tell(const tensors::Communicator::Work& work, const std::share
         [state](c10::ivalue::Future& future) { state->end(future.hasError() ? future.exception_ptr() : nullptr); });
     return;
   }
-  waiter_->post([work, state] {
+  std::lock_guard lock(under_way_->mutex);
+  auto place = under_way_->works.insert(under_way_->works.end(), work);
+  waiter_->post([work, place, under_way = under_way_, state] {
     std::exception_ptr error;
     try {
       work->wait(kForever);
     } catch (...) {
       error = std::current_exception();
+    }
+    {
+      std::lock_guard done(under_way->mutex);
+      under_way->works.erase(place);
     }
     state->end(error);
   });

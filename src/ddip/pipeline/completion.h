@@ -34,16 +34,23 @@ class Completion {
 class Completions {
  public:
   explicit Completions(const tensors::Communicator& ranks);
+  Completions(const Completions&) = delete;
+  Completions& operator=(const Completions&) = delete;
+  // Messages that are still under way are given up.
+  ~Completions();
   Completion watch(const tensors::Communicator::Work& work);
-  // Of a message that is handed over later, by `start`.
-  Completion watch_after(AfterStream& stream, std::function<tensors::Communicator::Work()> start);
+  // Of a message that is handed over later, by `start`, which is told whether the GPU came there.
+  Completion watch_after(AfterStream& stream, std::function<tensors::Communicator::Work(bool came)> start);
 
  private:
   void tell(const tensors::Communicator::Work& work, const std::shared_ptr<Completion::State>& state);
 
   const c10::intrusive_ptr<c10d::Backend> backend_;
-  tensors::C10dBackend* const ours_;               // the same, if it calls us when a message is through
-  std::unique_ptr<tensors::WorkerThread> waiter_;  // otherwise: waits for one after the other
+  tensors::C10dBackend* const ours_;  // the same, if it calls us when a message is through
+  // Otherwise: a thread waits for one after the other.
+  struct UnderWay;
+  const std::shared_ptr<UnderWay> under_way_;
+  std::unique_ptr<tensors::WorkerThread> waiter_;
 };
 
 }  // namespace ddip::pipeline

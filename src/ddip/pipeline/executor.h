@@ -52,6 +52,9 @@ class Executor {
   // it.
   Record run(const std::vector<schedule::Action>& actions, const RunOptions& options);
 
+  // Before its end, by who holds a lock that others' messages may need: nothing is called any more when it returns.
+  void end_messages() { stream_.reset(); }
+
   const std::vector<Stage>& stages() const { return stages_; }
   Norms* norms() { return norms_.get(); }  // null: none are exchanged
 

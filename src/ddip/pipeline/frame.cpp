@@ -11,7 +11,7 @@ namespace ddip::pipeline {
 namespace {
 
 constexpr uint32_t kMagic = 0x70696464;  // "ddip"
-enum Kind : uint32_t { a_value, blank };
+enum Kind : uint32_t { a_value, blank, failed_value };
 
 // A tensor whose bytes can be copied as they lie, with its strides: channels-last stays channels-last.
 at::Tensor in_one_piece(const at::Tensor& tensor) {
@@ -96,12 +96,20 @@ void write_frame(const Message& message, const Packed& packed, const LanePlace& 
   std::memcpy(out + kHeaderBytes + behind, &place, sizeof place);
 }
 
+void mark_failed(std::byte* frame) {
+  Header header = read_header(frame);
+  if (header.kind == a_value) header.kind = failed_value;
+  put_header(header, frame);
+}
+
+bool Header::failed() const { return kind == failed_value; }
+
 void write_blank(std::byte* out) { put_header({.magic = kMagic, .kind = blank}, out); }
 
 Header read_header(const std::byte* frame) {
   Header header;
   std::memcpy(&header, frame, sizeof header);
-  if (header.magic != kMagic || header.kind > blank || header.way > Way::lane || header.structure > header.body)
+  if (header.magic != kMagic || header.kind > failed_value || header.way > Way::lane || header.structure > header.body)
     throw ProtocolError("a message between stages is broken: it does not begin like one");
   return header;
 }

@@ -38,6 +38,8 @@ size_t lane_frame_bytes(const Packed& packed);
 void write_body(const Packed& packed, std::byte* out);
 size_t body_bytes(const Packed& packed);
 void write_blank(std::byte* out);
+// Of a frame that is written: its tensors were never computed.
+void mark_failed(std::byte* frame);
 
 // Where the tensors are: with the structure in the frame; with it in a message of their own; in a lane.
 enum class Way : uint64_t { together, apart, lane };
@@ -51,6 +53,7 @@ struct Header {
   uint64_t structure = 0;  // bytes
   uint64_t body = 0;       // bytes of the structure and what comes with it
   Way way = Way::together;
+  bool failed() const;
 };
 Header read_header(const std::byte* frame);
 // The tensors are views of the memory, and keep it.

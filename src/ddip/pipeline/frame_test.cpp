@@ -110,6 +110,19 @@ TEST(Frame, OfALaneSaysWhereItsTensorsLieAndIsRefusedIfItDoesNot) {
   EXPECT_THROW(read_frame(header, frame.data() + kHeaderBytes, none), ProtocolError);
 }
 
+TEST(Frame, WhoseTensorsWereNeverComputedSaysSoAndABlankOneStaysBlank) {
+  Message sent{.value = everything()};
+  Packed packed = measure(sent);
+  std::vector<std::byte> frame(packed.bytes);
+  write_frame(sent, packed, packed.bytes, frame.data());
+  EXPECT_FALSE(read_header(frame.data()).failed());
+  mark_failed(frame.data());
+  EXPECT_TRUE(read_header(frame.data()).failed());
+  write_blank(frame.data());
+  mark_failed(frame.data());
+  EXPECT_FALSE(read_header(frame.data()).failed());
+}
+
 TEST(Packing, ATensorOutsideOfItsMemoryIsRefused) {
   Layout layout{.type = at::kFloat, .sizes = {4, 2}, .strides = {2, 1}};
   EXPECT_EQ(bytes_within(layout, 64, 96), 32u);

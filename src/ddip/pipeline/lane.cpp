@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "ddip/base/error.h"
 #include "ddip/pipeline/packing.h"
@@ -107,8 +106,12 @@ std::optional<at::Device> gpu_of_lanes(tensors::Communicator& ranks, const std::
 
 LaneSender::~LaneSender() {
   if (memories_.empty()) return;
-  c10::DeviceGuard guard(device_);
-  for (std::byte* memory : memories_) CudaRuntime::get().free(memory);
+  try {
+    c10::DeviceGuard guard(device_);
+    for (std::byte* memory : memories_) CudaRuntime::get().free(memory);
+  } catch (const std::exception&) {
+    // A GPU that has failed frees everything when the process ends.
+  }
 }
 
 bool LaneSender::takes(const std::vector<at::Tensor>& tensors) const {
@@ -136,10 +139,12 @@ LanePlace LaneSender::put(const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& tensor : tensors) bytes += aligned(tensor.nbytes());
   if (bytes > slot_bytes_ || memories_.empty()) grow(bytes);
   const size_t begin = messages_++ % slots_ * slot_bytes_;
+  const c10::Stream stream = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
   std::byte* out = memories_.back() + begin;
   for (const at::Tensor& tensor : tensors) {
     if (tensor.nbytes() == 0) continue;
     at::Tensor flat = tensor.as_strided({tensor.numel()}, {1});
+    flat.record_stream(stream);  // who made it on another one may go before it is copied
     tensor_at(out, {flat.scalar_type(), {flat.numel()}, {1}}, device_).copy_(flat, /*non_blocking=*/true);
     out += aligned(tensor.nbytes());
   }
@@ -152,13 +157,14 @@ LaneReceiver::~LaneReceiver() { close(); }
 
 void LaneReceiver::close() {
   if (!memory_) return;
-  c10::DeviceGuard guard(device_);
   try {
+    c10::DeviceGuard guard(device_);
     wait_for_stream(device_);  // which may still read from it
+    CudaRuntime::get().close(memory_);
   } catch (const std::exception&) {
-    // A GPU that has failed reads nothing any more.
+    // A GPU that has failed reads nothing any more, and frees everything when the process ends.
   }
-  CudaRuntime::get().close(std::exchange(memory_, nullptr));
+  memory_ = nullptr;
 }
 
 void LaneReceiver::open(const LanePlace& place) {

@@ -15,9 +15,9 @@
 
 namespace ddip::pipeline {
 
-// The GPU of this rank, if lanes can be had between all ranks that exchange messages: all of them on this host, each
-// with its stages on one GPU, `senders` being those that send to this one. All ranks together, and all get an answer of
-// the same kind.
+// The GPU of this rank, if lanes can be had between all ranks: all of them on this host, each with stages and all of
+// these on one GPU, `senders` being the ranks that send to this one. All ranks together, and all get an answer of the
+// same kind.
 std::optional<at::Device> gpu_of_lanes(tensors::Communicator& ranks, const std::vector<at::Device>& stages,
                                        const std::set<int>& senders);
 

@@ -28,6 +28,8 @@ struct Pipeline::Inside {
 
   // --- making
   pipeline::Stage make_stage(int index, const MakeOptimizer& make);
+  // Where its tensors are; a stage that has none computes where others of this rank do.
+  at::Device device_of(int index) const;
   std::shared_ptr<Versions> make_versions(int index, const MakeOptimizer& make);
   void make_executor(const MakeOptimizer& make);
   void open_ledger();
@@ -81,7 +83,8 @@ Pipeline::Inside::Inside(std::shared_ptr<Communicator> all_ranks, std::vector<Pa
       loss(std::move(loss_function)),
       settings(decided(std::move(asked), parts.size(), ranks->rank(), ranks->world(), make)) {
   if (ranks->name() == "nccl")
-    throw ConfigError("backend nccl: a pipeline's messages go through the CPU; expected shm or mpi");
+    throw ConfigError(
+        "backend nccl: a pipeline does not send its messages by it; expected shm, which goes from GPU to GPU, or mpi");
   refuse_tied(parts);
   make_executor(make);
 }
@@ -125,6 +128,18 @@ std::shared_ptr<Versions> Pipeline::Inside::make_versions(int index, const MakeO
              index, settings.request.stages);
 }
 
+at::Device Pipeline::Inside::device_of(int index) const {
+  std::vector<int> asked{index};
+  asked.insert(asked.end(), mine.begin(), mine.end());
+  for (int stage : asked) {
+    if (!part(stage).module) continue;
+    for (const auto& tensors : {part(stage).module->parameters(), part(stage).module->buffers()}) {
+      if (!tensors.empty()) return tensors.front().device();
+    }
+  }
+  return at::kCPU;
+}
+
 pipeline::Stage Pipeline::Inside::make_stage(int index, const MakeOptimizer& make) {
   const Options& options = settings.options;
   pipeline::Stage stage;
@@ -135,7 +150,7 @@ pipeline::Stage Pipeline::Inside::make_stage(int index, const MakeOptimizer& mak
     if (options.edges[edge].from == index) stage.outgoing.push_back(static_cast<int>(edge));
   }
   stage.versions = make_versions(index, make);
-  if (stage.versions) stage.device = stage.versions->weights().truth().device();
+  stage.device = device_of(index);
   stage.recompute = settings.recomputes(index);
   stage.clip_share = clip_share(parts, part(index));
   stage.clip = options.clip * (options.clipping == "proportional" ? stage.clip_share : 1);

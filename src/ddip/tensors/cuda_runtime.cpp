@@ -10,6 +10,7 @@ namespace ddip::tensors {
 namespace {
 
 constexpr unsigned kLazyEnablePeerAccess = 1;
+constexpr int kCaptureModeThreadLocal = 1;
 
 void* loaded_library() {
   for (const char* name : {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"}) {
@@ -34,6 +35,7 @@ CudaRuntime::CudaRuntime() {
   find(library, "the CUDA runtime", "cudaIpcCloseMemHandle", close_handle_);
   find(library, "the CUDA runtime", "cudaGetErrorString", error_text_);
   find(library, "the CUDA runtime", "cudaGetLastError", last_error_);
+  find(library, "the CUDA runtime", "cudaThreadExchangeStreamCaptureMode", capture_mode_);
 }
 
 void CudaRuntime::require(int error, const char* what) const {
@@ -63,5 +65,10 @@ void* CudaRuntime::open(const IpcHandle& handle) const {
 }
 
 void CudaRuntime::close(void* memory) const noexcept { close_handle_(memory); }
+
+void CudaRuntime::leave_captures_alone() const {
+  int mode = kCaptureModeThreadLocal;
+  require(capture_mode_(&mode), "a thread beside the recording of CUDA graphs");
+}
 
 }  // namespace ddip::tensors

@@ -23,6 +23,9 @@ class CudaRuntime {
   void* open(const IpcHandle& handle) const;
   void close(void* memory) const noexcept;
 
+  // This thread's calls do not end the recording of a CUDA graph on another thread.
+  void leave_captures_alone() const;
+
  private:
   CudaRuntime();
   void require(int error, const char* what) const;
@@ -34,6 +37,7 @@ class CudaRuntime {
   int (*close_handle_)(void*) = nullptr;
   const char* (*error_text_)(int) = nullptr;
   int (*last_error_)() = nullptr;
+  int (*capture_mode_)(int*) = nullptr;
 };
 
 }  // namespace ddip::tensors
