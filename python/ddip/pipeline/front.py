@@ -24,6 +24,7 @@ from ddip.pipeline.batches import Batches
 from ddip.pipeline.cutting import Cut, cut
 from ddip.pipeline.live import Watch
 from ddip.pipeline.memory import Activations, memory_of
+from ddip.pipeline.metrics import Metric, Metrics
 from ddip.pipeline.parts import Split, edges_of, parts_of
 from ddip.pipeline.report import Gap, Report, on_one_clock, rows_of, this_machine, times_of
 from ddip.pipeline.stage_view import StageView, look_at, set_rate
@@ -177,7 +178,7 @@ class Pipeline:
             self.notes.append("recompute=True: under autocast a kept graph would use the weights of its forward")
         self.micro_batches_done = 0  # in earlier runs
         self.policies: dict[int, Any] = {}
-        self._roles: dict[int, dict[str, Callable[[int], Any]]] = {}
+        self._roles: dict[int, dict[str, Callable[..., Any]]] = {}
         self._activations: dict[int, Activations] = {}
         self.steppings: dict[int, Stepping] = {}
         self.versions: dict[int, Any] = {}
@@ -222,33 +223,36 @@ class Pipeline:
         """Trains on them. Every rank gives its own iterable of pairs (x, y), equally seeded and equally long: the first
         stage reads x, the last one y. `show`: a notebook draws what the ranks do while they do it."""
         with Watch(show) as watch:
-            watch.report = self._run(batches, True, watch)
+            watch.report = self._run(batches, True, watch, Metrics(None))
         return watch.report
 
-    def evaluate(self, batches: Iterable[Any]) -> Report:
-        """The losses of the newest weights, without training."""
-        return self._run(batches, False, Watch(show=False))
+    def evaluate(self, batches: Iterable[Any], metrics: Mapping[str, Metric] | None = None) -> Report:
+        """The losses of the newest weights, without training. `metrics`: functions of (output, target) that give the mean over a
+        micro-batch, each under its name; `report.metrics` has their means over all samples."""
+        return self._run(batches, False, Watch(show=False), Metrics(metrics))
 
-    def _run(self, batches: Iterable[Any], training: bool, watch: Watch) -> Report:
+    def _run(self, batches: Iterable[Any], training: bool, watch: Watch, metrics: Metrics) -> Report:
         self.follow_rebuild()
         source = Batches(batches, self.micro_batches)
-        said = [len(source), self.fingerprint(), training]
+        said = [len(source), self.fingerprint(), training, metrics.names]
         whole = self._writer is None or self._writer.complete
         everybody = gather_objects((said, uuid.uuid4().hex, whole), self.ranks)
         run = everybody[0][1]
         for rank, (theirs, _, _) in enumerate(everybody):
             if theirs != said:
                 what = f"{theirs[0]} batches here {said[0]}" if theirs[0] != said[0] else "another pipeline"
+                if theirs[:-1] == said[:-1]:
+                    what = f"metrics {theirs[-1]} and rank {self.ranks.rank} {said[-1]}"
                 raise ConfigError(f"rank {rank} runs {what}: every rank must run the same pipeline on as many batches")
         if not all(whole for _, _, whole in everybody):
             self._end_ledger()
         source.start()
-        self._read_from(source)
+        self._read_from(source, metrics)
         for index in self._roles:
             self.modules[index].train(training)
             self._activations[index].begin()
         if len(source) == 0:
-            return Report([], [], 0.0, [])
+            return Report([], [], 0.0, [], metrics.means(self.ranks))
         if training:
             self.plan = self.plan_of(len(source))
             actions = engine().PlanActions(self.plan, self.place)
@@ -272,7 +276,7 @@ class Pipeline:
             )
         if training:
             self.micro_batches_done += len(source) * self.micro_batches
-        return self._report(record, len(source), training)
+        return self._report(record, len(source), training, metrics)
 
     def _end_ledger(self) -> None:
         """What a run did that was stopped is not known, so that nothing after it could be replayed."""
@@ -290,12 +294,13 @@ class Pipeline:
         if text not in self.notes:
             self.notes.append(text)
 
-    def _read_from(self, source: Batches) -> None:
+    def _read_from(self, source: Batches, metrics: Metrics) -> None:
         for index, roles in self._roles.items():
             if index == 0:
                 roles["input"] = source.reader()
             if index == len(self.modules) - 1:
                 roles["target"] = source.reader()
+                roles["measure"] = metrics.add
 
     def fingerprint(self) -> str:
         return hashlib.sha256(
@@ -312,7 +317,7 @@ class Pipeline:
             ).encode()
         ).hexdigest()
 
-    def _report(self, record: Any, batches: int, training: bool) -> Report:
+    def _report(self, record: Any, batches: int, training: bool, metrics: Metrics) -> Report:
         times = [times_of(record, stage.index, self.ranks.rank) for stage in self._stages]
         for one, stage in zip(times, self._stages, strict=True):
             if training and stage.gaps:
@@ -329,7 +334,7 @@ class Pipeline:
         trace = on_one_clock([clocked for _, _, clocked in everything])
         return Report(
             [total / count if count else 0.0 for total, count in zip(sums, counts, strict=True)],
-            stages, max(trace.column("end"), default=0.0), trace,
+            stages, max(trace.column("end"), default=0.0), trace, metrics.means(self.ranks),
         )  # fmt: skip
 
     def recomputes(self, index: int) -> bool:
@@ -470,7 +475,7 @@ class Pipeline:
         native = engine()
         module = self.modules[index]
         last = index == len(self.modules) - 1
-        roles: dict[str, Callable[[int], Any]] = {}
+        roles: dict[str, Callable[..., Any]] = {}
         self._roles[index] = roles
         stage = native.Stage()
         stage.index = index
@@ -522,7 +527,9 @@ class Pipeline:
         def loss(outputs: list[Any], micro_batch: int, samples: int) -> Any:
             _, target, _ = roles["target"](micro_batch)
             with autocast(device, precision), activations.counted("loss", outputs):
-                found = loss_of(outputs[0], to_device(target, device))
+                target = to_device(target, device)
+                found = loss_of(outputs[0], target)
+                roles["measure"](outputs[0], target, samples)
             if isinstance(found, tuple):
                 return native.Loss(found[0], float(found[1]))
             if not isinstance(found, torch.Tensor) or found.numel() != 1:

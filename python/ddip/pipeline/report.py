@@ -68,12 +68,14 @@ MEMORY = ("stage", "weights", "gradients", "optimizer", "copies", "activations",
 
 @dataclass(repr=False)
 class Report:
-    """`losses`: the mean of each batch. `trace`: what every rank did, with times: (rank, kind, stage, micro-batch, begin, end)."""
+    """`losses`: the mean of each batch. `trace`: what every rank did, with times: (rank, kind, stage, micro-batch, begin, end).
+    `metrics`: of an evaluation, the means over all samples."""
 
     losses: list[float]
     stages: list[StageTimes]
     seconds: float
     trace: Sequence[dict[str, Any]]
+    metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def bubble(self) -> float:
@@ -113,7 +115,9 @@ class Report:
 
     def summary(self) -> str:
         batches = "1 batch" if len(self.losses) == 1 else f"{len(self.losses)} batches"
-        return f"{batches} in {self.seconds:.2f} s" + (f", last loss {self.losses[-1]:.4g}" if self.losses else "")
+        said = [f"last loss {self.losses[-1]:.4g}"] if self.losses else []
+        said += [f"{name} {value:.4g}" for name, value in self.metrics.items()]
+        return ", ".join([f"{batches} in {self.seconds:.2f} s", *said])
 
     def __str__(self) -> str:
         return "\n\n".join([*(as_text(*table) for table in self.tables() if table[1]), self.summary()])

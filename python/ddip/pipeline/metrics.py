@@ -1,0 +1,48 @@
+"""What an evaluation measures beside the loss, on the last stage; all ranks learn it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ddip.errors import ConfigError
+from ddip.replicas import gather_objects
+
+Metric = Callable[[Any, Any], Any]
+
+
+class Metrics:
+    """Means over the samples. `functions`: each gives the mean over a micro-batch, of (output, target)."""
+
+    def __init__(self, functions: Mapping[str, Metric] | None) -> None:
+        self.functions = dict(functions or {})
+        for name, function in self.functions.items():
+            if not isinstance(name, str) or not callable(function):
+                raise ConfigError(
+                    f"metrics= has {name!r}: {function!r}; expected names and functions of (output, target)"
+                )
+        self._sums = dict.fromkeys(self.functions, 0.0)
+        self._samples = 0
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self.functions)
+
+    def add(self, output: Any, target: Any, samples: int) -> None:
+        for name, function in self.functions.items():
+            value = function(output, target)
+            if not isinstance(value, (int, float)) and not (isinstance(value, torch.Tensor) and value.numel() == 1):
+                got = f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+                raise ConfigError(f"metrics[{name!r}] gave {got}; expected one number, the mean over the samples")
+            self._sums[name] += float(value) * samples
+        self._samples += samples
+
+    def means(self, ranks: Any) -> dict[str, float]:
+        """All ranks together, if there are any metrics: of the last stages of all replicas."""
+        if not self.functions:
+            return {}
+        everybody = gather_objects((self._sums, self._samples), ranks)
+        samples = sum(count for _, count in everybody)
+        return {name: sum(sums[name] for sums, _ in everybody) / max(samples, 1) for name in self.functions}

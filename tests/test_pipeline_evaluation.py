@@ -1,0 +1,56 @@
+"""What `pipe.evaluate` measures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import ddip
+
+SUPPORT = Path(__file__).parent / "support"
+pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_metrics_are_those_of_one_process_on_every_rank(replicas: int) -> None:
+    with ddip.Group(workers=2 * replicas, name="pipeline-metrics") as group:
+        group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport torch, ddip, pipelines as p")
+        # Batches of 12 and of 7 samples, which make micro-batches of 3 and of 2, 2, 2 and 1.
+        group.run(
+            f"pipe = p.pipe_of(p.mlp(2), '1f1b', replicas={replicas})\n"
+            "away = lambda out, y: (out - y).abs().mean()\n"
+            "near = lambda out, y: float(((out - y).abs() < 1).double().mean())\n"
+            f"batches = p.data(4, 12, 7)[pipe.replica :: {replicas}]\n"
+            "before = {name: part.clone() for name, part in pipe.state_dict().items()}\n"
+            "report = pipe.evaluate(batches, metrics={'away': away, 'near': near})\n"
+            "model = torch.nn.Sequential(*p.mlp(2))\n"
+            "x, y = (torch.cat(parts) for parts in zip(*p.data(4, 12, 7)))\n"
+            "with torch.no_grad(): expected = {'away': float(away(model(x), y)), 'near': near(model(x), y)}\n"
+            "moved = p.furthest(before, pipe.state_dict())"
+        )
+        for rank in range(2 * replicas):
+            found, expected = group.pull("report", rank=rank).metrics, group.pull("expected", rank=rank)
+            assert found == pytest.approx(expected, abs=1e-12)
+            assert list(found) == ["away", "near"]
+        assert group.pull("moved", rank=0) == 0.0
+        assert f"near {group.pull('expected', rank=0)['near']:.4g}" in group.run("str(report)")[0].value
+        assert group.run("pipe.run(p.data(1, 12)).metrics")[0].value == {}
+
+
+def test_metrics_that_cannot_be_are_refused_in_our_words() -> None:
+    with ddip.Group(workers=2, name="pipeline-metrics") as group:
+        group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport torch, ddip, pipelines as p")
+        group.run("pipe = p.pipe_of(p.mlp(2), '1f1b')")
+        for given, said in [
+            ("{'away': 3}", "metrics= has 'away': 3; expected names and functions of (output, target)"),
+            (
+                "{'away': lambda out, y: out}",
+                "metrics['away'] gave a tensor [3, 3]; expected one number, the mean over",
+            ),
+            ("{'a': max} if ddip.rank() else {'b': max}", "runs metrics ["),
+        ]:
+            with pytest.raises(ddip.RankError) as error:
+                group.run(f"pipe.evaluate(p.data(1, 12), metrics={given})")
+            assert any(said in text for text in error.value.tracebacks.values()), error.value.tracebacks
+            assert len(group.run("pipe.evaluate(p.data(1, 12)).losses")[0].value) == 1
