@@ -21,6 +21,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import data_parallel  # noqa: E402
 import interactive  # noqa: E402
 import pipeline  # noqa: E402
+import pipeline_actions  # noqa: E402
 import pipeline_gpu  # noqa: E402
 import slow_link  # noqa: E402
 from table import Table, control_seconds  # noqa: E402
@@ -65,6 +66,7 @@ def main() -> int:
             **interactive.MEASURES,
             **data_parallel.MEASURES,
             **pipeline.MEASURES,
+            **pipeline_actions.MEASURES,
             **pipeline_gpu.MEASURES,
             **slow_link.MEASURES,
         }.items():

@@ -78,6 +78,11 @@ def plain(option: Any) -> Any:
     return float(option) if isinstance(option, torch.Tensor) else option
 
 
+def stays(option: Any) -> bool:
+    """Nobody can change it in place."""
+    return type(option) in UNCHANGING or (type(option) is tuple and all(type(part) in UNCHANGING for part in option))
+
+
 class Stepping:
     """One stage's. `weights`: its flat memory."""
 
@@ -103,7 +108,9 @@ class Stepping:
         self._last: tuple[list[float], str] = ([], "")
         self._runs = self._find_runs()
         self._state: Any = None
-        self._said: list[list[Any]] = []  # options of the groups, when they were described
+        self._said: list[tuple[Any, ...]] = []  # options of the groups, when they were described
+        self._said_is_plain = False
+        self._values: list[list[Any]] = []  # the same, as they were then
         self._described: list[Any] = []
 
     def _refuse_other_parameters(self) -> None:
@@ -137,21 +144,29 @@ class Stepping:
     def state(self) -> Any:
         """What the policies ask: `_engine.StageOptimizer`. It is asked for before every prediction, so it is made anew only
         where something has changed."""
-        said = [[plain(option) for option in map(group.get, SEEN)] for group in self.groups]
-        if said != self._said:
-            self._described = [group_of(self.groups[group], begin, end) for group, begin, end in self._runs]
-            self._said, self._state = said, None
-        if self._state is not None and self._state.steps == self.steps:
-            return self._state
-        native = engine()
-        mu = 1.0
-        if self.rule == "nadam" and self.steps:
-            mu = float(self.optimizer.state[self.masters[0]]["mu_product"])  # type: ignore[union-attr]
-        self._state = native.StageOptimizer(
-            rule=native.rule_of(self.rule) if self.rule else native.Rule.other, groups=self._described, steps=self.steps,
-            mu_product=mu, weights=self.weights.truth, velocity=self.velocity, second=self.second,
-        )  # fmt: skip
+        said = [tuple(map(group.get, SEEN)) for group in self.groups]
+        if said != self._said or not self._said_is_plain:
+            self._describe(said)
+        if self._state is None:
+            native = engine()
+            self._state = native.StageOptimizer(
+                rule=native.rule_of(self.rule) if self.rule else native.Rule.other, groups=self._described, steps=-1,
+                mu_product=1.0, weights=self.weights.truth, velocity=self.velocity, second=self.second,
+            )  # fmt: skip
+        if self._state.steps != self.steps:
+            self._state.steps = self.steps
+            if self.rule == "nadam" and self.steps:
+                self._state.mu_product = float(self.optimizer.state[self.masters[0]]["mu_product"])  # type: ignore[union-attr]
         return self._state
+
+    def _describe(self, said: list[tuple[Any, ...]]) -> None:
+        """What can be changed in place (a tensor, a list) is looked at each time."""
+        self._said = said
+        self._said_is_plain = all(stays(option) for options in said for option in options)
+        values = [[plain(option) for option in options] for options in said]
+        if values != self._values:
+            self._described = [group_of(self.groups[group], begin, end) for group, begin, end in self._runs]
+            self._values, self._state = values, None
 
     def by_group(self, rates: list[list[float]]) -> list[list[float]]:
         """What was said of each slice, of each parameter group."""
@@ -225,6 +240,7 @@ class Stepping:
             return
         assert self.optimizer
         first, second = MOMENTS[self.rule]
+        self._state = None  # it has other moments
         self.velocity = self._gather(first)
         self.second = self._gather(second) if second else None
 

@@ -35,6 +35,7 @@ const float* floats(const at::Tensor& tensor) {
 template <typename Kernel>
 void in_threads(const Kernel& kernel, at::Tensor& out, bool streaming) {
   float* to = out.mutable_data_ptr<float>();
+  if (out.numel() <= kGrain) return kernel.write(to, 0, out.numel(), streaming);
   at::TensorIterator iterator = at::TensorIterator::nullary_op(out);
   iterator.for_each(
       [&](char** data, const int64_t* /*strides*/, int64_t size, int64_t rows) {

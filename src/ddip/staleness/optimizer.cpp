@@ -27,7 +27,8 @@ Rule rule_of(const std::string& name) {
 std::string name_of(Rule rule) { return std::ranges::find(kNames, rule, &std::pair<Rule, const char*>::first)->second; }
 
 at::Tensor slice_of(const at::Tensor& flat, const Group& group) {
-  return flat.defined() ? flat.narrow(0, group.begin, group.end - group.begin) : flat;
+  if (!flat.defined() || (group.begin == 0 && group.end == flat.numel())) return flat;
+  return flat.narrow(0, group.begin, group.end - group.begin);
 }
 
 }  // namespace ddip::staleness
