@@ -38,11 +38,29 @@ def test_metrics_are_those_of_one_process_on_every_rank(replicas: int) -> None:
         assert group.run("pipe.run(p.data(1, 12)).metrics")[0].value == {}
 
 
+def test_a_run_without_samples_trains_nothing_and_measures_nothing() -> None:
+    with ddip.Group(workers=2, name="pipeline-nothing") as group:
+        group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport torch, ddip, pipelines as p, warnings")
+        group.run(
+            "warnings.simplefilter('error')\n"
+            "pipe = p.pipe_of(p.mlp(2), '1f1b')\n"
+            "before = pipe.state_dict()\n"
+            "nothing = [(torch.empty(0, 6, dtype=torch.float64), torch.empty(0, 3, dtype=torch.float64))]\n"
+            "pipe.run(nothing)\n"
+            "found = [pipe.evaluate(given, metrics={'one': lambda out, y: 1}).metrics['one'] for given in ([], nothing, p.data(1, 12))]"
+        )
+        assert str(group.pull("found", rank=0)) == "[nan, nan, 1.0]"
+        assert group.run("p.furthest(before, pipe.state_dict())")[0].value == 0.0
+        assert group.run("pipe.notes")[0].value == []
+
+
 def test_metrics_that_cannot_be_are_refused_in_our_words() -> None:
     with ddip.Group(workers=2, name="pipeline-metrics") as group:
         group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport torch, ddip, pipelines as p")
         group.run("pipe = p.pipe_of(p.mlp(2), '1f1b')")
         for given, said in [
+            ("[max]", "expected names and functions of (output, target), as a dict"),
+            ("{'away': lambda out, y: 'far'}", "metrics['away'] gave str; expected one number, the mean over"),
             ("{'away': 3}", "metrics= has 'away': 3; expected names and functions of (output, target)"),
             (
                 "{'away': lambda out, y: out}",

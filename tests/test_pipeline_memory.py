@@ -123,3 +123,24 @@ def test_a_pipeline_that_nobody_holds_is_gone_with_all_it_had(two: ddip.Group, t
     )
     assert two.pull("left", rank="all") == [[], []]
     assert [result.value for result in two.run("threads() - before")] == [0, 0], "threads that wait for its messages"
+
+
+def test_a_pipeline_goes_with_the_object_that_has_it_and_whose_methods_it_calls(two: ddip.Group) -> None:
+    two.run(
+        "import gc, weakref, torch, ddip, pipelines as p\n"
+        "class Trainer:\n"
+        "    def __init__(self):\n"
+        "        self.pipe = p.pipe_of(p.mlp(2), loss=self.loss, scheduler=self.scheduler)\n"
+        "    def loss(self, out, y): return torch.nn.functional.mse_loss(out, y)\n"
+        "    def scheduler(self, optimizer): return torch.optim.lr_scheduler.LambdaLR(optimizer, self.rate)\n"
+        "    def rate(self, step): return 1 / (1 + step)\n"
+        "    def near(self, out, y): return (out - y).abs().mean()\n"
+        "trainer = Trainer()\n"
+        "trainer.pipe.run(p.data(3, 12)); trainer.pipe.evaluate(p.data(1, 12), metrics={'near': trainer.near})\n"
+        "pipe = trainer.pipe\n"
+        "held = [weakref.ref(part) for part in (trainer, pipe, pipe._executor, *pipe.versions.values(), *pipe.steppings.values())]\n"
+        "del trainer, pipe\n"
+        "gc.collect(); gc.collect()\n"  # the second finds what only C++ had kept
+        "left = [type(part()).__name__ for part in held if part() is not None]"
+    )
+    assert two.pull("left", rank="all") == [[], []]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import math
@@ -27,6 +26,7 @@ from ddip.pipeline.memory import Activations, memory_of
 from ddip.pipeline.metrics import Metric, Metrics
 from ddip.pipeline.parts import Split, edges_of, parts_of
 from ddip.pipeline.report import Gap, Report, on_one_clock, rows_of, this_machine, times_of
+from ddip.pipeline.stage_calls import StageCalls, weakly
 from ddip.pipeline.stage_view import StageView, look_at, set_rate
 from ddip.pipeline.stepping import MakeOptimizer, MakeScheduler, Stepping, group_of, rule_of
 from ddip.pipeline.textbook_policies import checked_options
@@ -35,7 +35,6 @@ from ddip.pipeline.writer import Writer
 from ddip.replicas import gather_objects
 
 Loss = Callable[[Any, Any], Any]
-AS_IT_IS = contextlib.nullcontext()
 # Schedules whose window follows the measured links. paci is left alone: it must not run ahead more than one step.
 WIDENED = ("1f1b", "async_1f1b", "virtual_async", "2bw")
 
@@ -178,8 +177,7 @@ class Pipeline:
             self.notes.append("recompute=True: under autocast a kept graph would use the weights of its forward")
         self.micro_batches_done = 0  # in earlier runs
         self.policies: dict[int, Any] = {}
-        self._roles: dict[int, dict[str, Callable[..., Any]]] = {}
-        self._activations: dict[int, Activations] = {}
+        self._calls: dict[int, StageCalls] = {}
         self.steppings: dict[int, Stepping] = {}
         self.versions: dict[int, Any] = {}
         self._stages = [
@@ -247,10 +245,11 @@ class Pipeline:
         if not all(whole for _, _, whole in everybody):
             self._end_ledger()
         source.start()
-        self._read_from(source, metrics)
-        for index in self._roles:
+        for index in {0, len(self.modules) - 1} & set(self._calls):
+            self._calls[index].begin(source, metrics)
+        for index, calls in self._calls.items():
             self.modules[index].train(training)
-            self._activations[index].begin()
+            calls.activations.begin()
         if len(source) == 0:
             return Report([], [], 0.0, [], metrics.means(self.ranks))
         if training:
@@ -269,14 +268,17 @@ class Pipeline:
             self._writer.add(record, self.micro_batches_done)
         for index, node in record.whole_backwards.items():
             self._note(f"stage {index}: its backward is not split, because {node} computes both parts at once")
+        if training:
+            self.micro_batches_done += len(source) * self.micro_batches
+        report = self._report(record, len(source), training, metrics)
+        for calls in self._calls.values():
+            calls.end()
         for index in record.unreached:
             self._warn(
                 f"stage {index} has not been trained: its output, or that of a stage behind it, has no graph "
                 "(.detach(), torch.no_grad() or .item() in a forward?)"
             )
-        if training:
-            self.micro_batches_done += len(source) * self.micro_batches
-        return self._report(record, len(source), training, metrics)
+        return report
 
     def _end_ledger(self) -> None:
         """What a run did that was stopped is not known, so that nothing after it could be replayed."""
@@ -293,14 +295,6 @@ class Pipeline:
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
-
-    def _read_from(self, source: Batches, metrics: Metrics) -> None:
-        for index, roles in self._roles.items():
-            if index == 0:
-                roles["input"] = source.reader()
-            if index == len(self.modules) - 1:
-                roles["target"] = source.reader()
-                roles["measure"] = metrics.add
 
     def fingerprint(self) -> str:
         return hashlib.sha256(
@@ -341,7 +335,7 @@ class Pipeline:
         return next(bool(stage.recompute) for stage in self._stages if stage.index == index)
 
     def activations(self, index: int) -> Activations:
-        return self._activations[index]
+        return self._calls[index].activations
 
     # --- the weights
 
@@ -475,8 +469,6 @@ class Pipeline:
         native = engine()
         module = self.modules[index]
         last = index == len(self.modules) - 1
-        roles: dict[str, Callable[..., Any]] = {}
-        self._roles[index] = roles
         stage = native.Stage()
         stage.index = index
         stage.name = f"stage {index} ({self._kinds[index]})"
@@ -493,10 +485,10 @@ class Pipeline:
             stage.versions = native.Versions(
                 weights,
                 policy,
-                stepping.state,
-                stepping.rates,
-                stepping.step,
-                stepping.stepped,
+                weakly(stepping.state),
+                weakly(stepping.rates),
+                weakly(stepping.step),
+                weakly(stepping.stepped),
                 index,
                 len(self.modules),
             )
@@ -509,60 +501,16 @@ class Pipeline:
         if self.clipping == "proportional":
             stage.clip *= stage.clip_share
 
-        # The functions below know neither the pipeline nor the stage: Python does not see what C++ keeps, and would never
-        # let go of a circle through it.
-        part, name, device, precision, loss_of = self.parts[index], stage.name, stage.device, self.precision, self.loss
-        activations = self._activations[index] = Activations(module, stage.recompute)
-
-        def forward(inputs: list[Any]) -> list[Any]:
-            taken()  # of a forward that failed
-            with autocast(device, precision), activations.counted("forward", inputs):
-                outputs = part.call(inputs)
-            if outputs[0] is None and not last:
-                raise ConfigError(
-                    f"{name} returned None for the next stage; expected a tensor, or several in a tuple, list or dict"
-                )
-            return outputs
-
-        def loss(outputs: list[Any], micro_batch: int, samples: int) -> Any:
-            _, target, _ = roles["target"](micro_batch)
-            with autocast(device, precision), activations.counted("loss", outputs):
-                target = to_device(target, device)
-                found = loss_of(outputs[0], target)
-                roles["measure"](outputs[0], target, samples)
-            if isinstance(found, tuple):
-                return native.Loss(found[0], float(found[1]))
-            if not isinstance(found, torch.Tensor) or found.numel() != 1:
-                got = f"a tensor {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
-                raise ConfigError(f"loss= gave {got}; expected one number, the mean over the samples, or (sum, count)")
-            return native.Loss(found * samples, float(samples))
-
-        stage.forward = forward
+        calls = StageCalls(
+            stage.name, self.parts[index], stage.device, self.precision, Activations(module, stage.recompute)
+        )
+        self._calls[index] = calls
+        stage.forward = weakly(calls.forward)
         stage.auxiliary_losses = taken
-        stage.buffers = lambda: list(module.buffers())
+        stage.buffers = weakly(calls.buffers)
         if index == 0 or last:
-            role = "input" if index == 0 else "target"
-
-            def sample(micro_batch: int) -> Any:
-                x, _, count = roles[role](micro_batch)
-                return native.Sample(x, count)
-
-            stage.input = sample
+            stage.input = weakly(calls.sample)
         if last:
-            stage.loss = loss
+            calls.is_last, calls.loss_of = True, self.loss
+            stage.loss = weakly(calls.loss)
         return stage
-
-
-def autocast(device: torch.device, precision: str) -> Any:
-    if precision == "fp32" and not torch.is_autocast_enabled(device.type):
-        return AS_IT_IS  # making an autocast takes as long as a small layer
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
-
-
-def to_device(value: Any, device: torch.device) -> Any:
-    """Every tensor in it."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if type(value) in (list, tuple):
-        return type(value)(to_device(part, device) for part in value)
-    return {key: to_device(part, device) for key, part in value.items()} if type(value) is dict else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ class Metrics:
     """Means over the samples. `functions`: each gives the mean over a micro-batch, of (output, target)."""
 
     def __init__(self, functions: Mapping[str, Metric] | None) -> None:
+        if functions is not None and not isinstance(functions, Mapping):
+            raise ConfigError(f"metrics={functions!r}: expected names and functions of (output, target), as a dict")
         self.functions = dict(functions or {})
         for name, function in self.functions.items():
             if not isinstance(name, str) or not callable(function):
@@ -33,16 +36,20 @@ class Metrics:
     def add(self, output: Any, target: Any, samples: int) -> None:
         for name, function in self.functions.items():
             value = function(output, target)
-            if not isinstance(value, (int, float)) and not (isinstance(value, torch.Tensor) and value.numel() == 1):
+            try:
+                self._sums[name] += float(value) * samples
+            except (TypeError, ValueError, RuntimeError):  # what float() says of a list, a word, a larger tensor
                 got = f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-                raise ConfigError(f"metrics[{name!r}] gave {got}; expected one number, the mean over the samples")
-            self._sums[name] += float(value) * samples
+                raise ConfigError(
+                    f"metrics[{name!r}] gave {got}; expected one number, the mean over the samples"
+                ) from None
         self._samples += samples
 
     def means(self, ranks: Any) -> dict[str, float]:
-        """All ranks together, if there are any metrics: of the last stages of all replicas."""
+        """All ranks together, if there are any metrics: of the last stages of all replicas. Without samples: not a number."""
         if not self.functions:
             return {}
         everybody = gather_objects((self._sums, self._samples), ranks)
         samples = sum(count for _, count in everybody)
-        return {name: sum(sums[name] for sums, _ in everybody) / max(samples, 1) for name in self.functions}
+        total = {name: sum(sums[name] for sums, _ in everybody) for name in self.functions}
+        return {name: value / samples if samples else math.nan for name, value in total.items()}

@@ -26,15 +26,10 @@ class Notes:
 
     def __init__(self, pipe: Pipeline, index: int) -> None:
         stepping = pipe.steppings[index]
-        self.module, self.names, self.masters, self.noted = (
-            pipe.modules[index],
-            stepping.names,
-            stepping.masters,
-            stepping.noted,
-        )
+        self.module, self.names, self.masters = pipe.modules[index], stepping.names, stepping.masters
         self.steps: list[Json] = []
         self.initial = self.hash()
-        self.noted.append(self.note)
+        stepping.noted.append(self.note)
 
     def hash(self) -> str:
         """Of the true weights, frozen ones too."""
@@ -60,8 +55,8 @@ class Writer:
 
     def close(self) -> None:
         """What is written stays as it is; nothing is noted any more."""
-        for notes in self.notes.values():
-            notes.noted.remove(notes.note)
+        for index, notes in self.notes.items():
+            self.pipe.steppings[index].noted.remove(notes.note)
 
     def add(self, record: Any, first: int) -> None:
         """All ranks, after a run whose micro-batches are counted from `first`."""

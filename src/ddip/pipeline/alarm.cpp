@@ -12,7 +12,7 @@ constexpr int64_t kText = 1024;
 Alarms::Alarms(std::shared_ptr<tensors::Communicator> ranks, const std::vector<int>& neighbours, int tag)
     : ranks_(std::move(ranks)), tag_(tag), sends_(*ranks_) {
   for (int neighbour : neighbours) {
-    receives_.try_emplace(neighbour, *ranks_);
+    receives_.try_emplace(neighbour, *ranks_, Completions::AtTheEnd::abort);  // usually none is ever raised
     post(neighbour);
   }
 }

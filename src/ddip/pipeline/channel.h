@@ -95,6 +95,10 @@ class Receiver {
   int64_t posted() const { return posted_; }
   // After a failure: takes everything that was sent.
   void level(int64_t sent, const Poll& poll);
+  // Between two runs: the sender may free its memory.
+  void close_lane() {
+    if (lane_) lane_->close();
+  }
 
  private:
   struct Posted {

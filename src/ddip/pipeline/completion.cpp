@@ -58,28 +58,40 @@ void Completion::wait(const Poll& poll) const {
   if (state_->error) std::rethrow_exception(state_->error);
 }
 
+namespace {
+
+bool aborted(c10d::Work& work) {
+  try {
+    work.abort();
+    return true;
+  } catch (const std::exception&) {  // not every backend can
+    return false;
+  }
+}
+
+}  // namespace
+
 struct Completions::UnderWay {
   std::mutex mutex;
   std::list<tensors::Communicator::Work> works;
 };
 
-Completions::Completions(const tensors::Communicator& ranks)
+Completions::Completions(const tensors::Communicator& ranks, AtTheEnd at_the_end)
     : backend_(ranks.backend()),
       ours_(dynamic_cast<tensors::C10dBackend*>(backend_.get())),
+      at_the_end_(at_the_end),
       under_way_(std::make_shared<UnderWay>()) {
   if (!ours_) waiter_ = std::make_unique<tensors::WorkerThread>();
 }
 
 Completions::~Completions() {
   if (!waiter_) return;
-  try {
+  bool left = false;
+  {
     std::lock_guard lock(under_way_->mutex);
-    // An alarm that was never raised would be waited for without end.
-    for (const auto& work : under_way_->works) work->abort();
-  } catch (const std::exception&) {
-    // Not every backend can. Then the thread waits on, for as long as the process lives.
-    (void)waiter_.release();  // NOLINT(bugprone-unused-return-value)
+    for (const auto& work : under_way_->works) left |= at_the_end_ == AtTheEnd::leave || !aborted(*work);
   }
+  if (left) (void)waiter_.release();  // NOLINT(bugprone-unused-return-value): for as long as the process lives
 }
 
 Completion Completions::watch(const tensors::Communicator::Work& work) {

@@ -33,10 +33,12 @@ class Completion {
 // Of one channel.
 class Completions {
  public:
-  explicit Completions(const tensors::Communicator& ranks);
+  // What happens at the end to messages that are still under way, where a thread of ours waits for them: they are
+  // aborted, which a message that nobody will send survives, or the thread is left to wait for them.
+  enum class AtTheEnd { leave, abort };
+  explicit Completions(const tensors::Communicator& ranks, AtTheEnd at_the_end = AtTheEnd::leave);
   Completions(const Completions&) = delete;
   Completions& operator=(const Completions&) = delete;
-  // Messages that are still under way are given up.
   ~Completions();
   Completion watch(const tensors::Communicator::Work& work);
   // Of a message that is handed over later, by `start`, which is told whether the GPU came there.
@@ -49,6 +51,7 @@ class Completions {
   tensors::C10dBackend* const ours_;  // the same, if it calls us when a message is through
   // Otherwise: a thread waits for one after the other.
   struct UnderWay;
+  const AtTheEnd at_the_end_;
   const std::shared_ptr<UnderWay> under_way_;
   std::unique_ptr<tensors::WorkerThread> waiter_;
 };

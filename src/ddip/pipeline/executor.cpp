@@ -157,7 +157,10 @@ Record Executor::run(const std::vector<Action>& actions, const RunOptions& optio
                      first_line(failure.what())));
     throw;
   }
+  // Before any rank can be sure that the run is over, and may free what it has shown to others.
+  for (auto& [link, receiver] : receivers_) receiver.close_lane();
   agree("");
+  for (int stage : reached_) record_.unreached.erase(stage);
   for (Stage& stage : stages_) {
     if (stage.versions) stage.versions->settle();
     if (stage.gaps) stage.gaps->end();
@@ -185,11 +188,11 @@ void Executor::prepare(const std::vector<Action>& actions) {
   std::map<int, int64_t> steps;      // by stage
   waiting_.clear();
   split_stages_.clear();
+  reached_.clear();
   for (const Action& action : actions) {
     if (action.kind == Kind::receive) ++coming[link_of(action)];
     if (action.kind == Kind::weight_gradient) split_stages_.insert(action.stage);
     if (action.kind == Kind::step && stage(action.stage).versions) ++steps[action.stage];
-    if (action.kind == Kind::backward && stage(action.stage).versions) record_.unreached.insert(action.stage);
   }
   int64_t most = 0;
   for (auto [index, count] : steps) {
@@ -220,6 +223,14 @@ void Executor::execute(const Action& action, Done& done) {
       if (!flights_.empty()) throw ConfigError("the plan has a drain while micro-batches are under way");
       return;
   }
+}
+
+void Executor::end_messages() {
+  stream_.reset();
+  norms_.reset();
+  receivers_.clear();
+  senders_.clear();
+  alarms_.reset();
 }
 
 // --- the end of a run
@@ -258,6 +269,7 @@ void Executor::agree(const std::string& why) {
   for (auto& [link, sender] : senders_) sender.level(cells[1 + links + link], interrupted_);
   for (auto& [link, receiver] : receivers_) receiver.level(cells[1 + link], interrupted_);
   for (auto& [link, sender] : senders_) sender.flush(interrupted_);
+  for (auto& [link, receiver] : receivers_) receiver.close_lane();
   alarms_->settle(interrupted_);
   constexpr int64_t kText = 1024;
   at::Tensor text = at::zeros({kText}, at::kByte);

@@ -52,8 +52,8 @@ class Executor {
   // it.
   Record run(const std::vector<schedule::Action>& actions, const RunOptions& options);
 
-  // Before its end, by who holds a lock that others' messages may need: nothing is called any more when it returns.
-  void end_messages() { stream_.reset(); }
+  // Before its end, by who holds a lock that threads of ours may want: none of them is left when it returns.
+  void end_messages();
 
   const std::vector<Stage>& stages() const { return stages_; }
   Norms* norms() { return norms_.get(); }  // null: none are exchanged
@@ -121,6 +121,7 @@ class Executor {
   Record record_;
   std::map<std::pair<int, int64_t>, Flight> flights_;
   std::set<int> split_stages_;  // the plan has their backwards in two parts
+  std::set<int> reached_;       // a backward came to their weights
   // Steps that wait for the norm of this rank's other stages, with the place of their record.
   struct Waiting {
     Stage* stage;

@@ -187,6 +187,7 @@ void Executor::backward(const Action& action, Done& done) {
   done.count = now.loss_count;
   if (now.samples > 0) {
     if (here.versions) {
+      record_.unreached.insert(here.index);  // until the end of the run, if none of its backwards comes there
       if (here.gaps) here.gaps->backward(action.micro_batch, here.versions->weights());
       done.read = here.versions->before_backward(action.micro_batch, now.used);
     }
@@ -227,7 +228,7 @@ void Executor::run_graph(const Action& action, Flight& now) {
   now.roots = Roots();
   if (roots.edges.empty()) return;
   Stage& here = stage(action.stage);
-  record_.unreached.erase(here.index);
+  reached_.insert(here.index);
   // In two parts only where nothing is loaded or put back between them.
   if (split_stages_.contains(here.index) && here.versions && here.versions->may_sum_later() && !here.recompute) {
     torch::autograd::edge_list inputs;

@@ -63,10 +63,11 @@ class LaneReceiver {
 
   // The value with tensors of our own. When the stream has come so far the place is the sender's again.
   Value take(const LanePlace& place, std::string_view structure);
+  // Lets go of the sender's memory, which must not be freed before; it is opened again when it is needed.
+  void close();
 
  private:
   void open(const LanePlace& place);
-  void close();
 
   const at::Device device_;
   uint64_t number_ = 0;

@@ -28,7 +28,7 @@ struct Pipeline::Inside {
 
   // --- making
   pipeline::Stage make_stage(int index, const MakeOptimizer& make);
-  // Where its tensors are; a stage that has none computes where others of this rank do.
+  // Where its tensors are; a stage that has none computes where others of this rank do, or of any.
   at::Device device_of(int index) const;
   std::shared_ptr<Versions> make_versions(int index, const MakeOptimizer& make);
   void make_executor(const MakeOptimizer& make);
@@ -95,10 +95,9 @@ void Pipeline::Inside::make_executor(const MakeOptimizer& make) {
   for (int index = 0; index <= last(); ++index) {
     const int rank = settings.request.rank_of_stage[static_cast<size_t>(index)];
     if (trained_elements(part(index)) > 0) trained.insert(rank);
-    if (rank != settings.place) continue;
-    mine.push_back(index);
-    stages.push_back(make_stage(index, make));
+    if (rank == settings.place) mine.push_back(index);
   }
+  for (int index : mine) stages.push_back(make_stage(index, make));
   if (!settings.options.ledger.empty()) open_ledger();
   Arrangement arrangement{.edges = settings.request.edges,
                           .rank_of_stage = settings.request.rank_of_stage,
@@ -131,6 +130,7 @@ std::shared_ptr<Versions> Pipeline::Inside::make_versions(int index, const MakeO
 at::Device Pipeline::Inside::device_of(int index) const {
   std::vector<int> asked{index};
   asked.insert(asked.end(), mine.begin(), mine.end());
+  for (int other = 0; other <= last(); ++other) asked.push_back(other);
   for (int stage : asked) {
     if (!part(stage).module) continue;
     for (const auto& tensors : {part(stage).module->parameters(), part(stage).module->buffers()}) {

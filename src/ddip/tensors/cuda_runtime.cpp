@@ -50,7 +50,9 @@ void* CudaRuntime::allocate(size_t bytes) const {
   return memory;
 }
 
-void CudaRuntime::free(void* memory) const noexcept { free_(memory); }
+void CudaRuntime::free(void* memory) const noexcept {
+  if (free_(memory) != 0) last_error_();
+}
 
 IpcHandle CudaRuntime::offer(void* memory) const {
   IpcHandle handle{};
@@ -64,7 +66,9 @@ void* CudaRuntime::open(const IpcHandle& handle) const {
   return memory;
 }
 
-void CudaRuntime::close(void* memory) const noexcept { close_handle_(memory); }
+void CudaRuntime::close(void* memory) const noexcept {
+  if (close_handle_(memory) != 0) last_error_();
+}
 
 void CudaRuntime::leave_captures_alone() const {
   int mode = kCaptureModeThreadLocal;
