@@ -96,15 +96,8 @@ def test_replicas_on_one_gpu_train_like_one_process() -> None:
 
 def test_a_killed_stage_leaves_the_others_gpu_usable() -> None:
     with ddip.Group(workers=2, gpus=[0], name="gpu-pipeline-kill") as group:
-        group.run(IMPORTS + "\nimport os, signal")
-        group.run(
-            "class Dies(p.FailsAt):\n"
-            "    def forward(self, x):\n"
-            "        self.left -= 1\n"
-            "        if self.left == 0: os.kill(os.getpid(), signal.SIGKILL)\n"
-            "        return self.inner(x)\n"
-            "pipe = p.pipe_of(g.moved([p.mlp(2)[0], Dies(11)]))"
-        )
+        group.run(IMPORTS)
+        group.run("pipe = p.pipe_of(g.moved([p.mlp(2)[0], p.DiesAt(11)]))")
         with pytest.raises(ddip.RankError) as error:
             group.run("pipe.run(p.data(5, 12))")
         assert list(error.value.lost) == [1]
