@@ -66,7 +66,10 @@ def test_metrics_that_cannot_be_are_refused_in_our_words() -> None:
                 "{'away': lambda out, y: out}",
                 "metrics['away'] gave a tensor [3, 3]; expected one number, the mean over",
             ),
-            ("{'a': max} if ddip.rank() else {'b': max}", "runs metrics ["),
+            (
+                "{'a': max} if ddip.rank() else {'b': max}",
+                "metrics= has ['a'] on rank 1 and ['b'] on rank 0; expected the same names",
+            ),
         ]:
             with pytest.raises(ddip.RankError) as error:
                 group.run(f"pipe.evaluate(p.data(1, 12), metrics={given})")

@@ -238,9 +238,11 @@ class Pipeline:
         run = everybody[0][1]
         for rank, (theirs, _, _) in enumerate(everybody):
             if theirs != said:
-                what = f"{theirs[0]} batches here {said[0]}" if theirs[0] != said[0] else "another pipeline"
                 if theirs[:-1] == said[:-1]:
-                    what = f"metrics {theirs[-1]} and rank {self.ranks.rank} {said[-1]}"
+                    raise ConfigError(
+                        f"metrics= has {theirs[-1]} on rank {rank} and {said[-1]} on rank {self.ranks.rank}; expected the same names"
+                    )
+                what = f"{theirs[0]} batches here {said[0]}" if theirs[0] != said[0] else "another pipeline"
                 raise ConfigError(f"rank {rank} runs {what}: every rank must run the same pipeline on as many batches")
         if not all(whole for _, _, whole in everybody):
             self._end_ledger()
