@@ -109,7 +109,8 @@ def test_a_killed_stage_leaves_the_others_gpu_usable() -> None:
         assert group.pull("y", rank=0) == 64**3
 
 
-def test_a_gpu_that_fails_in_one_stage_ends_all_of_them() -> None:
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_gpu_that_fails_in_one_stage_ends_all_of_them(recompute: bool) -> None:
     with ddip.Group(workers=2, gpus=[0], name="gpu-pipeline-assert") as group:
         group.run(IMPORTS)
         group.run(
@@ -118,7 +119,9 @@ def test_a_gpu_that_fails_in_one_stage_ends_all_of_them() -> None:
             "        self.left -= 1\n"
             "        place = torch.tensor([99 if self.left == 0 else 0], device=x.device)\n"
             "        return self.inner(x) + x.new_zeros(1)[place]\n"
-            "pipe = p.pipe_of(g.moved([p.mlp(2)[0], Asserts(11)]))"
+            "failing = Asserts(11)\n"
+            "failing.register_buffer('seen', torch.zeros(3))\n"
+            f"pipe = p.pipe_of(g.moved([p.mlp(2)[0], failing]), recompute={recompute})"
         )
         begun = time.monotonic()
         with pytest.raises(ddip.RankError) as error:

@@ -22,11 +22,20 @@ class KeptBuffers {
     for (const at::Tensor& buffer : buffers_) copies_.push_back(buffer.detach().clone());
   }
   ~KeptBuffers() {
-    at::NoGradGuard quiet;
-    for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i].copy_(copies_[i]);
+    try {
+      put_back();
+    } catch (const std::exception&) {
+      // Something has been thrown already: what it says, a GPU that failed for example, is why this fails as well.
+    }
   }
   KeptBuffers(const KeptBuffers&) = delete;
   KeptBuffers& operator=(const KeptBuffers&) = delete;
+
+  void put_back() {
+    at::NoGradGuard quiet;
+    for (size_t i = 0; i < copies_.size(); ++i) buffers_[i].copy_(copies_[i]);
+    copies_.clear();
+  }
 
  private:
   std::vector<at::Tensor> buffers_;
@@ -205,6 +214,7 @@ void Executor::backward(const Action& action, Done& done) {
     now.exits.clear();
     now.inputs.clear();
     run_graph(action, now);
+    if (buffers) buffers->put_back();
     done.split = now.later != nullptr;
     if (here.versions && !now.later) here.versions->after_backward(action.micro_batch, now.used, now.loss_count);
   }

@@ -45,8 +45,12 @@ OwnRandomNumbers::~OwnRandomNumbers() {
     cpu.set_next_double_normal_sample(cpu_.next_double);
   }
   if (!gpu_) return;
-  std::lock_guard lock(gpu_->generator.mutex());
-  gpu_->generator.set_state(gpu_->state);
+  try {
+    std::lock_guard lock(gpu_->generator.mutex());
+    gpu_->generator.set_state(gpu_->state);
+  } catch (const std::exception&) {
+    // It is torch's memory on the host, but torch asks the GPU first: one that has failed draws no more numbers.
+  }
 }
 
 }  // namespace ddip::pipeline

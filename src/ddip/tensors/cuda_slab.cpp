@@ -45,7 +45,7 @@ CudaSlab::CudaSlab(comm::shm::Collectives& ranks, at::Device device, size_t byte
 
 CudaSlab::~CudaSlab() { release(); }
 
-void CudaSlab::release() noexcept {
+void CudaSlab::release() noexcept try {
   c10::DeviceGuard guard(device_);
   const CudaRuntime& cuda = CudaRuntime::get();
   for (size_t peer = 0; peer < memory_.size(); ++peer) {
@@ -56,6 +56,8 @@ void CudaSlab::release() noexcept {
       cuda.close(memory_[peer]);
     memory_[peer] = nullptr;
   }
+} catch (const std::exception&) {
+  // A GPU that has failed cannot be chosen; it frees everything when the process ends.
 }
 
 }  // namespace ddip::tensors
