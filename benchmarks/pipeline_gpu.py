@@ -40,7 +40,9 @@ torch.manual_seed(1)
 x, y = (torch.randn(M * SIZE, WIDTH, device=device) for _ in range(2))
 reports = {}
 
-def alone():
+HOST = [tensor.cpu() for tensor in (x, y)]
+
+def alone(x, y):
     # Rank 0 does everything; the others wait at the barrier.
     if ddip.rank() != 0:
         return lambda: None
@@ -49,11 +51,11 @@ def alone():
     def batch():
         optimizer.zero_grad()
         for own, wanted in zip(x.chunk(M), y.chunk(M)):
-            (loss(model(own), wanted) / M).backward()
+            (loss(model(own.to(device)), wanted.to(device)) / M).backward()
         optimizer.step()
     return lambda: [batch() for _ in range(TOGETHER)]
 
-def pipeline(schedule, **options):
+def pipeline(schedule, x, y, **options):
     stages = [layers(LAYERS // STAGES) for _ in range(STAGES)]
     pipe = ddip.Pipeline(stages, loss=loss, optimizer=sgd, schedule=schedule, micro_batches=M,
                          placement=PLACES, **options)
@@ -98,7 +100,9 @@ def measure_on(table: Table, repeats: int, ranks: int, **place: list[int]) -> No
     with ddip.Group(workers=ranks, name="bench-pipeline-gpu", **place) as group:
         group.run(SETUP)
         print("  1f1b, async_1f1b and one process, in turn", file=sys.stderr, flush=True)
-        group.run("sides = [pipeline('1f1b'), pipeline('async_1f1b', staleness='msnag', accumulate=M), alone()]")
+        group.run(
+            "sides = [pipeline('1f1b', x, y), pipeline('async_1f1b', x, y, staleness='msnag', accumulate=M), alone(x, y)]"
+        )
         *ours, single = group.run(f"in_turn(sides, {repeats})")[0].value
         for schedule, name, seconds in zip(("1f1b", "async_1f1b"), ("1f1b", "async_1f1b msnag"), ours, strict=True):
             what = f"{name}, 2 stages {where} sharing one GPU, beside a plain loop"
@@ -109,6 +113,9 @@ def measure_on(table: Table, repeats: int, ranks: int, **place: list[int]) -> No
             ]
             exact = f"{median(single) / median(seconds):.3f}×"
             table.say("  shares of the time", "; ".join(parts), ratio=exact)
+        group.run("sides = [pipeline('1f1b', *HOST), alone(*HOST)]")
+        ours, single = group.run(f"in_turn(sides, {repeats})")[0].value
+        table.add(f"1f1b, 2 stages {where}, samples in the host's memory", ours, single, "ms", "–")
 
 
 MEASURES = {"pipeline_gpu": measure}

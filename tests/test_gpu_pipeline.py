@@ -66,6 +66,22 @@ def test_frozen_stages_empty_ones_and_targets_find_their_gpu(stages: ddip.Group,
         assert result.value < 1e-12
 
 
+# --- samples
+
+
+@pytest.mark.parametrize("kind", ["pageable", "pinned", "gpu"])
+def test_samples_may_be_in_any_memory(stages: ddip.Group, kind: str) -> None:
+    for result in stages.run(f"g.from_memory({kind!r})"):
+        assert result.value < 1e-12
+
+
+def test_ranks_that_read_different_samples_on_a_gpu_are_found(stages: ddip.Group) -> None:
+    stages.run("pipe = p.pipe_of(g.moved(p.mlp(2)), '1f1b')")
+    with pytest.raises(ddip.RankError) as error:
+        stages.run("pipe.run([((x + 0.01 * ddip.rank()).cuda(), y.cuda()) for x, y in p.data(3, 12)])")
+    assert "is not the one that the first stage read" in str(error.value)
+
+
 # --- messages from GPU memory to GPU memory
 
 

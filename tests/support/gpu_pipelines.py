@@ -88,6 +88,21 @@ def in_growing_batches() -> float:
     return p.furthest(p.in_one_process(wide(), batches), on_cpu(pipe.state_dict()))
 
 
+def from_memory(kind: str) -> float:
+    """Samples of 8 MiB a micro-batch, large enough that a forward which did not wait for its copy would compute with something else."""
+
+    def wide() -> list[torch.nn.Module]:
+        torch.manual_seed(0)
+        return [torch.nn.Linear(512, 64).double(), torch.nn.Linear(64, 64).double()]
+
+    torch.manual_seed(1)
+    batches = [(torch.randn(8192, 512).double(), torch.randn(8192, 64).double()) for _ in range(4)]
+    to = {"pageable": torch.Tensor.clone, "pinned": torch.Tensor.pin_memory, "gpu": torch.Tensor.cuda}[kind]
+    pipe = p.pipe_of(moved(wide()), "1f1b")
+    pipe.run([(to(x), to(y)) for x, y in batches])
+    return p.furthest(p.in_one_process(wide(), batches), on_cpu(pipe.state_dict()))
+
+
 def replicas() -> float:
     """Two pipelines side by side, each on half of every micro-batch."""
     whole = p.data(4, 24)

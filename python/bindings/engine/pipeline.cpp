@@ -9,6 +9,7 @@
 #include "bind.h"
 #include "ddip/pipeline/evaluation.h"
 #include "ddip/pipeline/executor.h"
+#include "ddip/pipeline/upload.h"
 #include "value_caster.h"
 
 namespace ddip::bindings {
@@ -163,8 +164,10 @@ void bind_records(py::module_& module) {
 
 void bind_stage(py::module_& module) {
   py::class_<Sample>(module, "Sample")
-      .def(py::init([](Value value, int64_t count) { return Sample{std::move(value), count}; }), py::arg("value"),
-           py::arg("count"));
+      .def(py::init([](Value value, int64_t count, bool begins_batch) {
+             return Sample{std::move(value), count, begins_batch};
+           }),
+           py::arg("value"), py::arg("count"), py::arg("begins_batch"));
   py::class_<Loss>(module, "Loss")
       .def(py::init([](at::Tensor sum, double count) { return Loss{std::move(sum), count}; }), py::arg("sum"),
            py::arg("count"));
@@ -212,6 +215,12 @@ void bind_pipeline(py::module_& module) {
   bind_weights(module);
   bind_records(module);
   bind_stage(module);
+  module.def(
+      "to_device",
+      [](const at::Tensor& tensor, at::Device device) {
+        return std::get<at::Tensor>(to_device({tensor}, device).content);
+      },
+      py::arg("tensor"), py::arg("device"), Released());
   py::class_<Actions>(module, "PlanActions")
       .def(py::init(
                [](const schedule::Plan& plan, int rank) { return Actions{plan.ranks.at(static_cast<size_t>(rank))}; }),

@@ -36,10 +36,11 @@ class StageCalls:
         self.loss_of: Callable[..., Any] | None = None
         self._read: Callable[[int], tuple[Any, Any, int]] | None = None
         self._metrics = Metrics(None)
+        self._micro_batches = 1
 
     def begin(self, source: Batches, metrics: Metrics) -> None:
         """Before a run, of a stage that reads samples or targets."""
-        self._read, self._metrics = source.reader(), metrics
+        self._read, self._metrics, self._micro_batches = source.reader(), metrics, source.micro_batches
 
     def end(self) -> None:
         """Nobody's batches are kept between two runs."""
@@ -58,7 +59,7 @@ class StageCalls:
     def sample(self, micro_batch: int) -> Any:
         assert self._read
         x, _, count = self._read(micro_batch)
-        return self._native.Sample(x, count)
+        return self._native.Sample(x, count, begins_batch=micro_batch % self._micro_batches == 0)
 
     def loss(self, outputs: list[Any], micro_batch: int, samples: int) -> Any:
         assert self._read and self.loss_of
@@ -87,7 +88,8 @@ def autocast(device: torch.device, precision: str) -> Any:
 def to_device(value: Any, device: torch.device) -> Any:
     """Every tensor in it."""
     if isinstance(value, torch.Tensor):
-        return value.to(device)
+        # Without waiting for what a GPU still computes.
+        return value if device.type == "cpu" and value.device == device else engine().to_device(value, device)
     if type(value) in (list, tuple):
         return type(value)(to_device(part, device) for part in value)
     return {key: to_device(part, device) for key, part in value.items()} if type(value) is dict else value

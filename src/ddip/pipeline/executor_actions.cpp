@@ -1,12 +1,14 @@
 // What an executor does for each action but the step.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "ddip/base/error.h"
 #include "ddip/pipeline/executor.h"
 #include "ddip/pipeline/fingerprint.h"
 #include "ddip/pipeline/random.h"
+#include "ddip/pipeline/upload.h"
 
 namespace ddip::pipeline {
 
@@ -42,9 +44,8 @@ class KeptBuffers {
   std::vector<at::Tensor> copies_;
 };
 
-Value to_device(const Value& value, at::Device device) {
-  if (device.is_cpu()) return value;
-  return with_tensors(value, [device](const at::Tensor& tensor) { return tensor.to(device, /*non_blocking=*/false); });
+bool on_host(const Value& value) {
+  return std::ranges::all_of(tensors_of(value), [](const at::Tensor& tensor) { return tensor.is_cpu(); });
 }
 
 Value copied(const Value& value) {
@@ -85,7 +86,9 @@ void Executor::take_inputs(const Action& action, Flight& now) {
   if (here.incoming.empty()) {
     Sample sample = here.input(action.micro_batch);
     now.samples = sample.count;
-    if (sample.count > 0 && reads_twice()) now.fingerprint = fingerprint(sample.value);
+    // Of samples on a GPU once a batch: each waits for what the GPU still computes.
+    if (sample.count > 0 && reads_twice() && (sample.begins_batch || on_host(sample.value)))
+      now.fingerprint = fingerprint(sample.value);
     now.inputs = {to_device(sample.value, here.device)};
     return;
   }
@@ -157,7 +160,7 @@ void Executor::forward(const Action& action, Done& done) {
   } else {
     if (here.loss && here.input && !here.incoming.empty() && reads_twice()) {
       Sample own = here.input(action.micro_batch);
-      if (own.count != now.samples || fingerprint(own.value) != now.fingerprint)
+      if (own.count != now.samples || (now.fingerprint != 0 && fingerprint(own.value) != now.fingerprint))
         throw ConfigError(fmt::format(
             "micro-batch {} of the last stage's batches is not the one that the first stage read: every rank "
             "must read equally seeded batches of equal number",

@@ -12,6 +12,7 @@
 #include "ddip/pipeline/executor.h"
 #include "ddip/pipeline/ledger_writer.h"
 #include "ddip/pipeline/saving.h"
+#include "ddip/pipeline/upload.h"
 #include "ddip/staleness/make_policy.h"
 
 namespace ddip {
@@ -35,6 +36,7 @@ struct Pipeline::Inside {
   void open_ledger();
 
   // --- running
+  Sample sample_of(const std::function<const MicroBatch&(int64_t)>& read, int64_t micro_batch) const;
   Report run(const Batches& batches, bool training);
   void require_agreement(int64_t batches, bool training);
   Record execute(bool training);
@@ -58,12 +60,6 @@ struct Pipeline::Inside {
 };
 
 namespace {
-
-Value to_device(const Value& value, at::Device device) {
-  return with_tensors(value, [&](const at::Tensor& tensor) { return tensor.to(device); });
-}
-
-Sample sample_of(const MicroBatch& found) { return {found.x, found.samples}; }
 
 // Stages whose gradients have each its share of the norm have the whole norm together.
 double clip_share(const std::vector<Part>& parts, const Part& part) {
@@ -163,9 +159,9 @@ pipeline::Stage Pipeline::Inside::make_stage(int index, const MakeOptimizer& mak
   stage.auxiliary_losses = part(index).auxiliary_losses;
   if (part(index).module) stage.buffers = [module = part(index).module] { return module->buffers(); };
   if (index == 0)
-    stage.input = [this](int64_t micro_batch) { return sample_of(inputs(micro_batch)); };
+    stage.input = [this](int64_t micro_batch) { return sample_of(inputs, micro_batch); };
   else if (index == last())
-    stage.input = [this](int64_t micro_batch) { return sample_of(targets(micro_batch)); };
+    stage.input = [this](int64_t micro_batch) { return sample_of(targets, micro_batch); };
   if (index == last()) {
     stage.loss = [this, mixed, device = stage.device](const std::vector<Value>& outputs, int64_t micro_batch,
                                                       int64_t samples) {
@@ -186,6 +182,11 @@ void Pipeline::Inside::open_ledger() {
 }
 
 // --- running
+
+Sample Pipeline::Inside::sample_of(const std::function<const MicroBatch&(int64_t)>& read, int64_t micro_batch) const {
+  const MicroBatch& found = read(micro_batch);
+  return {found.x, found.samples, micro_batch % settings.options.micro_batches == 0};
+}
 
 void Pipeline::Inside::require_agreement(int64_t batches, bool training) {
   const json said{batches, settings.fingerprint(), training};

@@ -16,6 +16,7 @@ namespace ddip::pipeline {
 struct Sample {
   Value value;
   int64_t count = 0;  // samples; 0: there is nothing in it
+  bool begins_batch = true;
 };
 
 struct Loss {
