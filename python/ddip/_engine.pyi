@@ -459,7 +459,7 @@ class StageMoment:
     micro_batch: int
     pending: torch.Tensor | None
     pending_micro_batches: int
-    pending_samples: int
+    pending_samples: float
     rates: list[list[float]]
     stage: int
     stages: int
@@ -550,7 +550,7 @@ class Used:
     def version(self) -> int: ...
 
 class Versions:
-    def __init__(self, weights: Weights, policy: StalenessPolicy, optimizer: collections.abc.Callable[[], StageOptimizer], rates: collections.abc.Callable[[typing.SupportsInt | typing.SupportsIndex], list[list[float]]], step: collections.abc.Callable[[collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex]], None], stepped: collections.abc.Callable[[], None], stage: typing.SupportsInt | typing.SupportsIndex, stages: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def __init__(self, weights: Weights, policy: StalenessPolicy, optimizer: collections.abc.Callable[[], StageOptimizer], rates: collections.abc.Callable[[typing.SupportsInt | typing.SupportsIndex], list[list[float]]], step: collections.abc.Callable[[collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex]], None], stepped: collections.abc.Callable[[], bool], stage: typing.SupportsInt | typing.SupportsIndex, stages: typing.SupportsInt | typing.SupportsIndex) -> None: ...
     def settle(self) -> None: ...
     @property
     def kept(self) -> int: ...

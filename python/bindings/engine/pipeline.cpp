@@ -69,12 +69,16 @@ void bind_weights(py::module_& module) {
       .def(py::init([](std::shared_ptr<Weights> weights, std::shared_ptr<staleness::Policy> policy,
                        std::function<staleness::Optimizer()> optimizer,
                        std::function<std::vector<std::vector<double>>(int)> rates,
-                       std::function<void(const std::vector<double>&)> step, std::function<void()> stepped, int stage,
+                       std::function<void(const std::vector<double>&)> step, std::function<bool()> stepped, int stage,
                        int stages) {
-             return std::make_shared<Versions>(
-                 std::move(weights), std::move(policy),
-                 Versions::Asks{std::move(optimizer), std::move(rates), std::move(step), std::move(stepped)}, stage,
-                 stages);
+             return std::make_shared<Versions>(std::move(weights), std::move(policy),
+                                               Versions::Asks{std::move(optimizer), std::move(rates), std::move(step),
+                                                              [stepped = std::move(stepped)] {
+                                                                // A stop that came meanwhile is raised when the step is
+                                                                // over.
+                                                                if (stepped()) PyErr_SetInterrupt();
+                                                              }},
+                                               stage, stages);
            }),
            py::arg("weights"), py::arg("policy"), py::arg("optimizer"), py::arg("rates"), py::arg("step"),
            py::arg("stepped"), py::arg("stage"), py::arg("stages"))

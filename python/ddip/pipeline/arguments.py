@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 from ddip.errors import ConfigError
@@ -13,6 +13,13 @@ def refuse_other_counts(micro_batches: Any, accumulate: Any) -> None:
         raise ConfigError(
             f"micro_batches={micro_batches!r}, accumulate={accumulate!r}: expected whole numbers from 1 on"
         )
+
+
+def refuse_other_numbers(clip: Any, seed: Any) -> None:
+    if clip is not None and not (isinstance(clip, Real) and float(clip) > 0):
+        raise ConfigError(f"clip={clip}: expected a number above 0")
+    if not isinstance(seed, Integral) or not 0 <= int(seed) < 2**62:
+        raise ConfigError(f"seed={seed!r}: expected a whole number from 0 on, below 2**62")
 
 
 def refuse_what_cannot_be_called(optimizer: Any, scheduler: Any, loss: Any) -> None:

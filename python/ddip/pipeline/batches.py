@@ -63,6 +63,8 @@ class Batches:
         samples = samples_of(x)
         if samples < self.micro_batches and number == 0 and len(self) > 1:
             raise ConfigError(f"a batch of {samples} samples cannot be cut into {self.micro_batches} micro-batches")
+        refuse_uncut(x, "inputs", number)
+        refuse_uncut(y, "targets", number)
         if samples_of(y) not in (samples, 0):
             raise ConfigError(f"batch {number} has {samples} inputs and {samples_of(y)} targets")
         sizes = [
@@ -96,6 +98,23 @@ def samples_of(value: Any) -> int:
     return 0
 
 
+def refuse_uncut(value: Any, what: str, number: int) -> None:
+    """What has a length and is no tensor: every micro-batch would get all of it."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            refuse_uncut(item, what, number)
+        if len(value) > 1 and all(isinstance(item, (int, float, str)) for item in value):
+            raise ConfigError(
+                f"the {what} of batch {number} are a {type(value).__name__} of numbers or strings; expected tensors"
+            )
+    elif hasattr(value, "__array__") and not isinstance(value, torch.Tensor) and getattr(value, "ndim", 0) > 0:
+        raise ConfigError(
+            f"the {what} of batch {number} are of type {type(value).__name__}; expected tensors (torch.as_tensor)"
+        )
+
+
 def part_of(value: Any, begin: int, size: int, made: Callable[[torch.Tensor], torch.Tensor] = lambda part: part) -> Any:
     """Inputs are copied (`made`): a stage may change them in place, and the bits of a product may depend on where in memory its
     operands begin."""
@@ -104,5 +123,8 @@ def part_of(value: Any, begin: int, size: int, made: Callable[[torch.Tensor], to
     if isinstance(value, dict):
         return {key: part_of(item, begin, size, made) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(part_of(item, begin, size, made) for item in value)
+        parts = [part_of(item, begin, size, made) for item in value]
+        return (
+            type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        )  # a namedtuple takes them one by one
     return value

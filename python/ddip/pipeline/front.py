@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import math
@@ -17,18 +18,26 @@ import ddip
 from ddip.communicators import comm, engine
 from ddip.errors import ConfigError
 from ddip.pipeline import saving
-from ddip.pipeline.arguments import clipping_of, refuse_other_counts, refuse_what_cannot_be_called
+from ddip.pipeline.after_failure import make_replicas_equal
+from ddip.pipeline.arguments import (
+    clipping_of,
+    refuse_other_counts,
+    refuse_other_numbers,
+    refuse_what_cannot_be_called,
+)
 from ddip.pipeline.auxiliary import taken
 from ddip.pipeline.batches import Batches
 from ddip.pipeline.cutting import Cut, cut
 from ddip.pipeline.live import Watch
 from ddip.pipeline.memory import Activations, memory_of
 from ddip.pipeline.metrics import Metric, Metrics
+from ddip.pipeline.modes import evaluating, make_train
 from ddip.pipeline.parts import Split, edges_of, parts_of
+from ddip.pipeline.rates import MakeScheduler
 from ddip.pipeline.report import Gap, Report, on_one_clock, rows_of, this_machine, times_of
 from ddip.pipeline.stage_calls import StageCalls, weakly
 from ddip.pipeline.stage_view import StageView, look_at, set_rate
-from ddip.pipeline.stepping import MakeOptimizer, MakeScheduler, Stepping, group_of, rule_of
+from ddip.pipeline.stepping import MakeOptimizer, Stepping, group_of, rule_of
 from ddip.pipeline.textbook_policies import checked_options
 from ddip.pipeline.tying import aliases, tie_stages
 from ddip.pipeline.writer import Writer
@@ -132,8 +141,7 @@ class Pipeline:
             raise ConfigError(
                 f"{len(self.modules)} stages on ranks {self.placement} leave some of the pipeline's {self.width} ranks without a stage"
             )
-        if clip is not None and clip <= 0:
-            raise ConfigError(f"clip={clip}: expected a number above 0")
+        refuse_other_numbers(clip, seed)
         if ledger and replicas > 1:
             raise ConfigError("ledger= is of one pipeline; expected replicas=1")
         if precision not in ("fp32", "bf16"):
@@ -176,6 +184,7 @@ class Pipeline:
             recompute = True
             self.notes.append("recompute=True: under autocast a kept graph would use the weights of its forward")
         self.micro_batches_done = 0  # in earlier runs
+        self._whole = True  # no run was stopped or has failed since the replicas were equal
         self.policies: dict[int, Any] = {}
         self._calls: dict[int, StageCalls] = {}
         self.steppings: dict[int, Stepping] = {}
@@ -231,6 +240,7 @@ class Pipeline:
 
     def _run(self, batches: Iterable[Any], training: bool, watch: Watch, metrics: Metrics) -> Report:
         self.follow_rebuild()
+        self._make_equal_again()
         source = Batches(batches, self.micro_batches)
         said = [len(source), self.fingerprint(), training, metrics.names]
         whole = self._writer is None or self._writer.complete
@@ -249,8 +259,7 @@ class Pipeline:
         source.start()
         for index in {0, len(self.modules) - 1} & set(self._calls):
             self._calls[index].begin(source, metrics)
-        for index, calls in self._calls.items():
-            self.modules[index].train(training)
+        for calls in self._calls.values():
             calls.activations.begin()
         if len(source) == 0:
             return Report([], [], 0.0, [], metrics.means(self.ranks))
@@ -261,11 +270,7 @@ class Pipeline:
             actions = engine().forwards_only(self.edges, self.placement, self.place, len(source) * self.micro_batches)
         if training and self._writer:
             self._writer.complete = False  # until it is: a stop may come anywhere, and twice
-        record = self._executor.run(
-            actions, training=training, seed=self.seed + (self.replica << 32), first_micro_batch=self.micro_batches_done if training else 0,
-            step_size=self.accumulate if self.asynchronous else 0,
-            progress=watch.begin(run, self.ranks.rank, len(source) * self.micro_batches),
-        )  # fmt: skip
+        record = self._execute(actions, training, watch.begin(run, self.ranks.rank, len(source) * self.micro_batches))
         if training and self._writer:
             self._writer.add(record, self.micro_batches_done)
         for index, node in record.whole_backwards.items():
@@ -273,14 +278,51 @@ class Pipeline:
         if training:
             self.micro_batches_done += len(source) * self.micro_batches
         report = self._report(record, len(source), training, metrics)
-        for calls in self._calls.values():
-            calls.end()
         for index in record.unreached:
             self._warn(
                 f"stage {index} has not been trained: its output, or that of a stage behind it, has no graph "
                 "(.detach(), torch.no_grad() or .item() in a forward?)"
             )
         return report
+
+    def _execute(self, actions: Any, training: bool, progress: Any) -> Any:
+        modules = [self.modules[index] for index in self.mine]
+        if training:
+            self._refuse_other_parameters()
+            make_train(self.modules)
+            self._whole = False  # until it is: a stop may come anywhere
+        try:
+            with contextlib.nullcontext() if training else evaluating(modules):
+                record = self._executor.run(
+                    actions, training=training, seed=self.seed + (self.replica << 32), progress=progress,
+                    first_micro_batch=self.micro_batches_done if training else 0,
+                    step_size=self.accumulate if self.asynchronous else 0,
+                )  # fmt: skip
+        finally:
+            for stepping in self.steppings.values():
+                stepping.whole.end()
+            for calls in self._calls.values():
+                calls.end()
+        self._whole = True
+        return record
+
+    def _refuse_other_parameters(self) -> None:
+        """Those that were frozen since, C++ sees."""
+        for index, stepping in self.steppings.items():
+            for name, parameter in self.modules[index].named_parameters():
+                if parameter.requires_grad and name not in stepping.names:
+                    raise ConfigError(
+                        f"{name!r} of stage {index} was frozen when the pipeline was made; make the pipeline anew"
+                    )
+
+    def _make_equal_again(self) -> None:
+        """After a run that was stopped, or failed."""
+        if self.replicas > 1 and not all(gather_objects(self._whole, self.ranks)):
+            if stages := make_replicas_equal(self):
+                self._note(
+                    f"replicas of stages {stages} had done other steps when a run ended early; they are equal again"
+                )
+            self._whole = True
 
     def _end_ledger(self) -> None:
         """What a run did that was stopped is not known, so that nothing after it could be replayed."""
@@ -326,6 +368,12 @@ class Pipeline:
             for micro_batch, loss, count in found:
                 sums[micro_batch // self.micro_batches] += loss
                 counts[micro_batch // self.micro_batches] += count
+        for batch, (total, count) in enumerate(zip(sums, counts, strict=True)):
+            if training and count and not math.isfinite(total):
+                self._warn(
+                    f"the loss is {total} from batch {batch} of a run on: weights are no numbers any more, or will be"
+                )
+                break
         stages = sorted((one for times, _, _ in everything for one in times), key=lambda one: one.stage)
         trace = on_one_clock([clocked for _, _, clocked in everything])
         return Report(
@@ -377,6 +425,7 @@ class Pipeline:
     def save(self, path: str | Path) -> None:
         """Weights, optimizers, policies: everything that a later run needs. All ranks call it."""
         self.follow_rebuild()
+        self._make_equal_again()
         saving.save(self, path)
 
     def load(self, path: str | Path) -> None:
@@ -425,7 +474,8 @@ class Pipeline:
     def _choose_policy(self, staleness: str, optimizer: MakeOptimizer) -> str:
         """Also looks whether schedule, policy and optimizer go together."""
         native = engine()
-        example = optimizer([torch.nn.Parameter(torch.zeros(1))])
+        trained = ([p for p in module.parameters() if p.requires_grad] for module in self.modules)
+        example = optimizer(next(filter(None, trained), [torch.nn.Parameter(torch.zeros(1))]))
         rule = rule_of(example)
         name = staleness
         if staleness == "auto":

@@ -20,7 +20,7 @@ FORMAT = 2
 
 def save(pipe: Pipeline, path: str | Path) -> None:
     """All ranks. Rank 0 writes; a crash leaves the old file or the new one."""
-    mine = {index: stage_state(pipe, index) for index in pipe.mine}
+    mine = {index: plain(stage_state(pipe, index)) for index in pipe.mine}
     everybody = gather_objects((pipe.replica, mine, pipe.squares), pipe.ranks)
     whole = {index: state for replica, part, _ in everybody if replica == 0 for index, state in part.items()}
     # Replicas have the same weights and each its own running statistics.
@@ -43,13 +43,29 @@ def save(pipe: Pipeline, path: str | Path) -> None:
 
 
 def load(pipe: Pipeline, path: str | Path) -> None:
-    """All ranks, each reads what its stages need."""
+    """All ranks, each reads what its stages need. If one of them cannot take it, none of them is changed."""
+    found, refused = None, ""
+    try:
+        found = read(pipe, path)
+    except ConfigError as error:
+        refused = str(error)
+    for rank, why in enumerate(gather_objects(refused, pipe.ranks)):
+        if why:
+            raise ConfigError(why if refused else f"rank {rank}: {why}")
+    assert found
+    for index in pipe.mine:
+        restore_stage(pipe, index, state_for(pipe, index, found))
+    pipe.micro_batches_done = found["micro_batches"]
+    pipe.squares = found["squares"]
+
+
+def read(pipe: Pipeline, path: str | Path) -> dict[str, Any]:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file") from None
     except Exception as error:  # noqa: BLE001 - whatever a broken file makes torch say
-        raise ConfigError(f"{path}: it is no pipeline ({str(error).splitlines()[0]})") from None
+        raise ConfigError(f"{path}: it cannot be read ({str(error).splitlines()[0]})") from None
     if (
         not isinstance(found, dict)
         or found.get("format") != FORMAT
@@ -57,13 +73,24 @@ def load(pipe: Pipeline, path: str | Path) -> None:
     ):
         raise ConfigError(f"{path}: it is no pipeline of {len(pipe.modules)} stages")
     for index in pipe.mine:
+        refuse_other_model(pipe, index, state_for(pipe, index, found), path)
         refuse_other_optimizer(pipe, index, found["stages"][index], path)
-    for index in pipe.mine:
-        state = found["stages"][index]
-        own = found["buffers"].get((pipe.replica, index), {})  # none: there were fewer replicas
-        restore_stage(pipe, index, {**state, "model": {**state["model"], **own}}, path)
-    pipe.micro_batches_done = found["micro_batches"]
-    pipe.squares = found["squares"]
+    return found
+
+
+def state_for(pipe: Pipeline, index: int, found: dict[str, Any]) -> dict[str, Any]:
+    state = found["stages"][index]
+    own = found["buffers"].get((pipe.replica, index), {})  # none: there were fewer replicas
+    return {**state, "model": {**state["model"], **own}}
+
+
+def plain(value: Any) -> Any:
+    """NumPy's numbers, which a scheduler may have made, are none that a file without code can have."""
+    if hasattr(value, "item") and not isinstance(value, torch.Tensor):
+        return value.item()
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
 
 
 def write(state: dict[str, Any], path: Path) -> None:
@@ -114,11 +141,22 @@ def refuse_other_optimizer(pipe: Pipeline, index: int, state: dict[str, Any], pa
         )
 
 
-def restore_stage(pipe: Pipeline, index: int, state: dict[str, Any], path: str | Path) -> None:
-    try:
-        pipe.modules[index].load_state_dict(state["model"])
-    except RuntimeError as error:
-        raise ConfigError(f"{path}: stage {index} is another one ({str(error).splitlines()[-1].strip()})") from None
+def refuse_other_model(pipe: Pipeline, index: int, state: dict[str, Any], path: str | Path) -> None:
+    mine, theirs = pipe.modules[index].state_dict(), state["model"]
+    for name in [*mine, *theirs]:
+        if name not in theirs or name not in mine:
+            where = "the file has none" if name not in theirs else "only the file has it"
+            raise ConfigError(f"{path}: stage {index} is another one ({name!r}: {where})")
+        if isinstance(mine[name], torch.Tensor) and mine[name].shape != theirs[name].shape:
+            raise ConfigError(
+                f"{path}: stage {index} is another one ({name!r} has the shape {list(theirs[name].shape)} there "
+                f"and {list(mine[name].shape)} here)"
+            )
+
+
+def restore_stage(pipe: Pipeline, index: int, state: dict[str, Any]) -> None:
+    """REQUIRES: the state is one of this stage."""
+    pipe.modules[index].load_state_dict(state["model"])
     stepping = pipe.steppings.get(index)
     if not stepping or not stepping.optimizer:
         return

@@ -68,15 +68,32 @@ class StageCalls:
             target = to_device(target, self.device)
             found = self.loss_of(outputs[0], target)
             self._metrics.add(outputs[0], target, samples)
-        if isinstance(found, tuple):
+        if isinstance(found, tuple) and len(found) == 2 and is_one_number(found[0]) and is_count(found[1]):
             return self._native.Loss(found[0], float(found[1]))
-        if not isinstance(found, torch.Tensor) or found.numel() != 1:
-            got = f"a tensor {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
-            raise ConfigError(f"loss= gave {got}; expected one number, the mean over the samples, or (sum, count)")
+        if not is_one_number(found):
+            raise ConfigError(
+                f"loss= gave {in_words(found)}; expected one number, the mean over the samples, or (sum, count)"
+            )
         return self._native.Loss(found * samples, float(samples))
 
     def buffers(self) -> list[torch.Tensor]:
         return list(self.part.module.buffers())
+
+
+def is_one_number(found: Any) -> bool:
+    return isinstance(found, torch.Tensor) and found.numel() == 1
+
+
+def is_count(found: Any) -> bool:
+    return (isinstance(found, (int, float)) or is_one_number(found)) and 0 <= float(found) < float("inf")
+
+
+def in_words(found: Any) -> str:
+    if isinstance(found, tuple):
+        return f"({', '.join(map(in_words, found))})"
+    if isinstance(found, (int, float)):
+        return str(found)
+    return f"a tensor {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
 
 
 def autocast(device: torch.device, precision: str) -> Any:

@@ -4,13 +4,15 @@ and its momenta are moved into flat memory, so that a prediction is one pass ove
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ddip.communicators import engine
 from ddip.errors import ConfigError
+from ddip.pipeline.rates import FirstRates, Future, MakeScheduler, scheduler_of
+from ddip.pipeline.whole_step import WholeStep
 
 RULES: dict[type, str] = {
     torch.optim.SGD: "sgd",
@@ -41,10 +43,9 @@ SEEN = (
 )  # fmt: skip
 
 MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
-MakeScheduler = Callable[[torch.optim.Optimizer], Any]
 
 
-def hash_of(tensors: list[torch.Tensor]) -> str:
+def hash_of(tensors: Sequence[torch.Tensor]) -> str:
     """SHA-256 of their bytes, one after the other."""
     found = hashlib.sha256()
     for tensor in tensors:
@@ -100,8 +101,11 @@ class Stepping:
         self.rule = rule_of(self.optimizer) if self.optimizer else "sgd"
         if self.optimizer:
             self._refuse_other_parameters()
+            self._refuse_lbfgs()
         self.scheduler = scheduler_of(make_scheduler, self.optimizer) if make_scheduler and self.optimizer else None
         self.future = Future(self.optimizer, make_scheduler) if self.scheduler else None
+        self._first_rates = FirstRates(self.groups, self.scheduler)
+        self.whole = WholeStep()
         self.velocity: torch.Tensor | None = None
         self.second: torch.Tensor | None = None
         self.steps = 0
@@ -112,6 +116,7 @@ class Stepping:
         self._said_is_plain = False
         self._values: list[list[Any]] = []  # the same, as they were then
         self._described: list[Any] = []
+        self._moments_are_known = False
 
     def _refuse_other_parameters(self) -> None:
         assert self.optimizer
@@ -123,17 +128,29 @@ class Stepping:
                 )
             if group.get("amsgrad"):
                 raise ConfigError("amsgrad=True is not supported in a pipeline: its maximum cannot be predicted")
+        taken = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        for name, master in zip(self.names, self.masters, strict=True):
+            if id(master) not in taken:
+                raise ConfigError(
+                    f"optimizer= leaves out {name!r}; freeze what is not to be trained (requires_grad_(False))"
+                )
+
+    def _refuse_lbfgs(self) -> None:
+        if isinstance(self.optimizer, torch.optim.LBFGS):
+            raise ConfigError(
+                "LBFGS asks for new gradients within a step; expected an optimizer that takes those it is given"
+            )
 
     def _find_runs(self) -> list[tuple[int, int, int]]:
         """(group, begin, end): slices of the flat memory, each within one parameter group."""
         home = {id(p): index for index, group in enumerate(self.groups) for p in group["params"]}
         runs: list[tuple[int, int, int]] = []
         for master, begin in zip(self.masters, self.weights.begins, strict=True):
-            group = home.get(id(master))
+            group = home[id(master)]
             end = begin + master.numel()
-            if group is not None and runs and runs[-1][0] == group:
+            if runs and runs[-1][0] == group:
                 runs[-1] = (group, runs[-1][1], end)  # over the padding between them, which is zero and stays so
-            elif group is not None:
+            else:
                 runs.append((group, begin, end))
         return runs
 
@@ -165,6 +182,8 @@ class Stepping:
         self._said_is_plain = all(stays(option) for options in said for option in options)
         values = [[plain(option) for option in options] for options in said]
         if values != self._values:
+            if [value[1:] for value in values] != [value[1:] for value in self._values]:
+                self._moments_are_known = False  # a momentum that was 0, say
             self._described = [group_of(self.groups[group], begin, end) for group, begin, end in self._runs]
             self._values, self._state = values, None
 
@@ -191,6 +210,14 @@ class Stepping:
         return [ahead[group] if ahead else [float(self.groups[group]["lr"])] * steps for group, _, _ in self._runs]
 
     def step(self, rates: list[float]) -> None:
+        self.whole.begin()
+        try:
+            self._step(rates)
+        except BaseException:
+            self.whole.end()
+            raise
+
+    def _step(self, rates: list[float]) -> None:
         assert self.optimizer
         kept = [group["lr"] for group in self.groups]
         gradient = hash_of([master.grad for master in self.masters if master.grad is not None]) if self.noted else ""
@@ -210,14 +237,11 @@ class Stepping:
     def set_rate(self, rate: float) -> None:
         """From the next step on. What a scheduler makes of it later is scaled alike, also where that computes each rate from the
         first one (LambdaLR) and not from the last."""
-        first_rates = [rates for one in parts_of_scheduler(self.scheduler) if (rates := one.base_lrs)]
+        planned = self.future.planned(self.steps) if self.future else []
         for index, group in enumerate(self.groups):
-            factor = rate / float(group["lr"]) if group["lr"] else 1.0
+            if planned and planned[index]:
+                self._first_rates.scale(index, group, rate / planned[index])
             group["lr"] = rate
-            if "initial_lr" in group:
-                group["initial_lr"] *= factor
-            for rates in first_rates:
-                rates[index] *= factor
 
     def restore(self, optimizer: dict[str, Any], steps: int, scheduler: dict[str, Any] | None) -> None:
         assert self.optimizer
@@ -229,16 +253,21 @@ class Stepping:
         if self.scheduler and scheduler:
             self.scheduler.load_state_dict(scheduler)
 
-    def stepped(self) -> None:
-        """The policy has had its part in the step, too."""
-        for note in self.noted:
-            note(*self._last)
+    def stepped(self) -> bool:
+        """The policy has had its part in the step, too. Whether a stop came meanwhile."""
+        try:
+            for note in self.noted:
+                note(*self._last)
+        finally:
+            came = self.whole.end()
+        return came
 
     def _gather_moments(self) -> None:
         """After the first step, which makes them: into flat memory, where the optimizer goes on changing them."""
-        if self.rule is None or self.velocity is not None:
+        if self.rule is None or (self.velocity is not None and self._moments_are_known):
             return
         assert self.optimizer
+        self._moments_are_known = True
         first, second = MOMENTS[self.rule]
         self._state = None  # it has other moments
         self.velocity = self._gather(first)
@@ -255,59 +284,3 @@ class Stepping:
                 place.copy_(part)
                 self.optimizer.state[master][name] = place
         return flat
-
-
-def scheduler_of(make: MakeScheduler, optimizer: torch.optim.Optimizer) -> Any:
-    try:
-        made = make(optimizer)
-    except TypeError as error:
-        raise ConfigError(f"scheduler= is called with a stage's optimizer, and said: {error}") from error
-    if not hasattr(made, "step"):
-        raise ConfigError(f"scheduler= gave {made!r}; expected a function of the optimizer that makes a scheduler")
-    return made
-
-
-def parts_of_scheduler(scheduler: Any) -> list[Any]:
-    """Those that know first rates: it, and those that it is made of (SequentialLR, ChainedScheduler)."""
-    parts = [scheduler] if hasattr(scheduler, "base_lrs") else []
-    return parts + [part for one in getattr(scheduler, "_schedulers", []) for part in parts_of_scheduler(one)]
-
-
-class Future:
-    """What a scheduler will make of the rates: another one of its kind runs ahead on an optimizer without weights."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer | None, make_scheduler: MakeScheduler | None) -> None:
-        assert optimizer and make_scheduler
-        groups = [
-            {
-                **{key: value for key, value in group.items() if key != "params"},
-                "params": [torch.nn.Parameter(torch.zeros(1))],
-            }
-            for group in optimizer.param_groups
-        ]
-        for group in groups:
-            group["lr"] = group.pop("initial_lr", group["lr"])
-        self._optimizer = torch.optim.SGD(groups, lr=0.1)
-        self._scheduler = make_scheduler(self._optimizer)
-        if isinstance(self._scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            raise ConfigError(
-                "scheduler=: ReduceLROnPlateau looks at results that are not there yet; expected one of steps"
-            )
-        self._known = [self._now()]
-
-    def _now(self) -> list[float]:
-        return [float(group["lr"]) for group in self._optimizer.param_groups]
-
-    def rates(self, step: int, count: int, groups: Iterable[dict[str, Any]]) -> list[list[float]]:
-        """By group: those of `count` steps from `step` on. A rate that somebody has changed by hand changes the later ones alike."""
-        while len(self._known) < step + count:
-            self._optimizer.step()
-            self._scheduler.step()
-            self._known.append(self._now())
-        found = []
-        for index, group in enumerate(groups):
-            planned = [self._known[number][index] for number in range(step, step + count)]
-            actual = float(group["lr"])
-            factor = 1.0 if planned[0] == actual or planned[0] == 0 else actual / planned[0]
-            found.append([rate * factor if factor != 1.0 else rate for rate in planned])
-        return found

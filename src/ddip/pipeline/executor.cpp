@@ -173,6 +173,7 @@ Record Executor::run(const std::vector<Action>& actions, const RunOptions& optio
 void Executor::prepare(const std::vector<Action>& actions) {
   for (Stage& stage : stages_) {
     if (!stage.versions) continue;
+    stage.versions->weights().require_used();
     if (stage.gaps) stage.gaps->begin();
     std::vector<int64_t> reads;
     double staleness = 0;

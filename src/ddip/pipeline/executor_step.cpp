@@ -1,5 +1,6 @@
 // An executor's step: the gradients of all replicas, limited, go into the weights.
 #include <algorithm>
+#include <cmath>
 
 #include "ddip/pipeline/executor.h"
 
@@ -43,7 +44,8 @@ void Executor::step(const Action& action, Done& done) {
 
 void Executor::step(Stage& here, const Counts& all, std::optional<double> norm, double clip, Done& done) {
   Versions::Limit limit;
-  if (norm) limit = {.norm = *norm, .scale = std::min(1.0, clip / (*norm + 1e-6))};
+  // Of a norm that is no number the scale is none either: a stage alone must not step on as if nothing had been.
+  if (norm) limit = {.norm = *norm, .scale = std::isnan(*norm) ? *norm : std::min(1.0, clip / (*norm + 1e-6))};
   done.stepped = here.versions->step(all, limit, options_.step_size);
   done.count = done.stepped.count;
 }

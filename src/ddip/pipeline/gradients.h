@@ -24,6 +24,8 @@ class Gradients {
   // Views of it, one for each parameter.
   const std::vector<at::Tensor>& places() const { return places_; }
 
+  const std::vector<at::Tensor>& parameters() const { return parameters_; }
+
   void clear();
 
  private:

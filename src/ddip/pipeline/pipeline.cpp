@@ -11,6 +11,7 @@
 #include "ddip/pipeline/evaluation.h"
 #include "ddip/pipeline/executor.h"
 #include "ddip/pipeline/ledger_writer.h"
+#include "ddip/pipeline/modes.h"
 #include "ddip/pipeline/saving.h"
 #include "ddip/pipeline/upload.h"
 #include "ddip/staleness/make_policy.h"
@@ -61,6 +62,24 @@ struct Pipeline::Inside {
 
 namespace {
 
+std::vector<std::shared_ptr<torch::nn::Module>> modules_of(const std::vector<Part>& parts) {
+  std::vector<std::shared_ptr<torch::nn::Module>> found;
+  for (const Part& part : parts) {
+    if (part.module) found.push_back(part.module);
+  }
+  return found;
+}
+
+// One stage's, to see what kind of optimizer is made for them.
+std::vector<at::Tensor> some_trained(const std::vector<Part>& parts) {
+  std::vector<at::Tensor> found;
+  for (const Part& part : parts) {
+    for (const auto& [name, tensor] : trained_in(part)) found.push_back(tensor);
+    if (!found.empty()) return found;
+  }
+  return {at::zeros({1}).set_requires_grad(true)};
+}
+
 // Stages whose gradients have each its share of the norm have the whole norm together.
 double clip_share(const std::vector<Part>& parts, const Part& part) {
   int64_t all = 0;
@@ -77,7 +96,7 @@ Pipeline::Inside::Inside(std::shared_ptr<Communicator> all_ranks, std::vector<Pa
     : ranks(std::move(all_ranks)),
       parts(std::move(model)),
       loss(std::move(loss_function)),
-      settings(decided(std::move(asked), parts.size(), ranks->rank(), ranks->world(), make)) {
+      settings(decided(std::move(asked), parts.size(), ranks->rank(), ranks->world(), make, some_trained(parts))) {
   if (ranks->name() == "nccl")
     throw ConfigError(
         "backend nccl: a pipeline does not send its messages by it; expected shm, which goes from GPU to GPU, or mpi");
@@ -218,9 +237,11 @@ Report Pipeline::Inside::run(const Batches& batches, bool training) {
   source = std::make_unique<MicroBatchReader>(batches, settings.options.micro_batches);
   if (mine.front() == 0) inputs = source->place();
   if (mine.back() == last()) targets = source->place();
-  for (int index : mine) {
-    if (const auto& module = part(index).module) module->train(training);
-  }
+  std::optional<Evaluating> evaluating;
+  if (training)
+    make_train(modules_of(parts));
+  else
+    evaluating.emplace(modules_of(parts));
   if (training) settings.plan = settings.plan_of(batches.size());
   const Record record = execute(training);
   auto add_note = [this](std::string note) {

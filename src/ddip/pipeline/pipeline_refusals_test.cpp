@@ -56,6 +56,8 @@ TEST(CppPipeline, what_cannot_be_is_refused_in_one_line_that_says_what_was_expec
               }),
          "amsgrad is not supported in a pipeline");
     says(made({}, [](auto) { return sgd({at::zeros({2}).set_requires_grad(true)}); }), "took others");
+    says(made({}, [](auto parameters) { return sgd({parameters.at(0)}); }), "the optimizer leaves out \"");
+    says(made({.clip = std::nan("")}), "clip=nan: expected a number from 0 on");
     says(made({.staleness = "msnag"},
               [](auto parameters) { return std::make_unique<torch::optim::RMSprop>(parameters, 0.1); }),
          "msnag is for SGD");
@@ -90,6 +92,50 @@ TEST(CppPipeline, a_stage_that_gives_what_the_next_one_does_not_take_is_named) {
         {.schedule = "gpipe", .micro_batches = 2, .placement = {0, 1, 0}, .edges = {{0, 1}, {0, 2}, {1, 2}}});
     said = refusal<std::exception>([&] { skipping.run(data(2, 4)); });
     require(said.find("stage 0 (TwoOut) gave 3 values for 2 later stages") != std::string::npos, said);
+  });
+}
+
+// --- modules that somebody changes between runs
+
+TEST(CppPipeline, parameters_that_were_frozen_or_taken_since_are_noticed) {
+  on_ranks(2, [&](const auto& ranks) {
+    auto says = [](const std::string& said, const std::string& expected) {
+      require(said.find(expected) != std::string::npos, expected + " is in: " + said);
+    };
+    auto model = mlp();
+    Pipeline one(ranks, cut(model, 2), mse, sgd, {.micro_batches = 4});
+    one.run(data(1, 12));
+    for (const auto& layer : model->children()) {
+      for (at::Tensor& parameter : layer->parameters()) parameter.requires_grad_(false);
+    }
+    says(refusal<std::exception>([&] { one.run(data(1, 12)); }), "has been frozen since the pipeline was made");
+    for (const auto& layer : model->children()) {
+      for (at::Tensor& parameter : layer->parameters()) parameter.requires_grad_(true);
+    }
+    Pipeline other(ranks, cut(model, 2), mse, sgd, {.micro_batches = 4});
+    says(refusal<std::exception>([&] { one.run(data(1, 12)); }), "has got other memory since the pipeline was made");
+    other.run(data(1, 12));
+  });
+}
+
+TEST(CppPipeline, layers_left_in_evaluation_stay_so) {
+  on_ranks(2, [&](const auto& ranks) {
+    auto model = mlp();
+    model[0]->eval();
+    Pipeline pipe(ranks, cut(model, 2), mse, sgd, {.schedule = "1f1b", .micro_batches = 4});
+    auto modes = [&] {
+      std::vector<bool> found;
+      for (const auto& layer : model->children()) found.push_back(layer->is_training());
+      return found;
+    };
+    const std::vector<bool> before = modes();
+    pipe.run(data(1, 12));
+    require(modes() == before, "a run leaves them");
+    pipe.evaluate(data(1, 12));
+    require(modes() == before, "so does an evaluation");
+    for (const auto& layer : model->children()) layer->eval();
+    pipe.run(data(1, 12));
+    require(modes() == std::vector<bool>(model->size(), true), "where all evaluate, all train");
   });
 }
 

@@ -398,9 +398,8 @@ TEST(CppPipelineSaving, another_pipelines_save_is_refused) {
   add("first_rates is Double (1), expected Double (2)", [](Training& run) {
     run.make = [](const std::vector<at::Tensor>& parameters) {
       std::vector<optim::OptimizerParamGroup> groups;
-      for (const at::Tensor& one : {parameters.front(), parameters.back()})
-        groups.emplace_back(std::vector<at::Tensor>{one});
-      if (parameters.size() == 1) groups.pop_back();
+      groups.emplace_back(std::vector<at::Tensor>{parameters.front()});
+      groups.emplace_back(std::vector<at::Tensor>(parameters.begin() + 1, parameters.end()));
       return std::make_unique<optim::SGD>(groups, optim::SGDOptions(0.05).momentum(0.9));
     };
   });

@@ -24,7 +24,7 @@ void require_one_of(const char* option, const std::string& value, const std::vec
 void require_values(const PipelineOptions& options, int world) {
   if (options.replicas < 1 || world % options.replicas != 0)
     throw ConfigError(fmt::format("replicas={}: expected a divisor of the group's {} ranks", options.replicas, world));
-  if (options.clip < 0) throw ConfigError(fmt::format("clip={}: expected a number from 0 on", options.clip));
+  if (!(options.clip >= 0)) throw ConfigError(fmt::format("clip={}: expected a number from 0 on", options.clip));
   require_one_of("clipping", options.clipping, {"auto", "local", "proportional", "global"});
   require_one_of("precision", options.precision, {"fp32", "bf16"});
   if (options.micro_batches < 1 || options.accumulate < 1)
@@ -67,9 +67,10 @@ void complete_places(PipelineOptions& options, size_t stages, int width) {
 }
 
 // Also looks whether schedule, policy and optimizer go together.
-void choose_policy(Settings& settings, const MakeOptimizer& make) {
+// `parameters`: some stage's, to see what is made of them.
+void choose_policy(Settings& settings, const MakeOptimizer& make, const std::vector<at::Tensor>& parameters) {
   std::unique_ptr<torch::optim::Optimizer> example;
-  if (make) example = make({at::zeros({1}).set_requires_grad(true)});
+  if (make) example = make(parameters);
   if (!example) throw ConfigError("the function that makes a stage's optimizer gave none");
   const staleness::Rule rule = rule_of(*example);
   std::string& name = settings.options.staleness;
@@ -138,7 +139,8 @@ std::string Settings::fingerprint() const {
       .dump();
 }
 
-Settings decided(PipelineOptions asked, size_t stages, int rank, int world, const MakeOptimizer& make) {
+Settings decided(PipelineOptions asked, size_t stages, int rank, int world, const MakeOptimizer& make,
+                 const std::vector<at::Tensor>& parameters) {
   require_values(asked, world);
   const int width = world / asked.replicas;
   complete_places(asked, stages, width);
@@ -161,7 +163,7 @@ Settings decided(PipelineOptions asked, size_t stages, int rank, int world, cons
   settings.notes = settings.plan.notes;
   if (options.clipping == "auto") options.clipping = settings.synchronous() && options.clip > 0 ? "global" : "local";
   settings.norm_delay = settings.synchronous() ? 0 : 1 + most_stale(settings.plan);
-  choose_policy(settings, make);
+  choose_policy(settings, make, parameters);
   if (options.precision != "fp32" && settings.is_stale() && !settings.request.needs.stashes && !options.recompute) {
     options.recompute = true;
     settings.notes.emplace_back("recompute=true: under autocast a kept graph would use the weights of its forward");

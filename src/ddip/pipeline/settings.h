@@ -64,7 +64,8 @@ struct Settings {
 };
 
 // Of one rank of `world`. Throws ConfigError.
-Settings decided(PipelineOptions asked, size_t stages, int rank, int world, const MakeOptimizer& make);
+Settings decided(PipelineOptions asked, size_t stages, int rank, int world, const MakeOptimizer& make,
+                 const std::vector<at::Tensor>& parameters);
 
 }  // namespace pipeline
 }  // namespace ddip

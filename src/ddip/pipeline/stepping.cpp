@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <typeinfo>
 
 #include "ddip/base/error.h"
@@ -94,11 +95,19 @@ Stepping::Stepping(std::shared_ptr<Weights> weights, const MakeOptimizer& make, 
 }
 
 void Stepping::refuse_other_parameters() const {
+  std::set<const at::TensorImpl*> taken;
   for (const auto& group : optimizer_->param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
+      taken.insert(parameter.unsafeGetTensorImpl());
       if (std::ranges::none_of(weights_->masters(), [&](const at::Tensor& ours) { return ours.is_same(parameter); }))
         throw ConfigError("the optimizer was given a stage's parameters and took others; use those it is called with");
     }
+  }
+  for (size_t i = 0; i < weights_->masters().size(); ++i) {
+    if (!taken.contains(weights_->masters()[i].unsafeGetTensorImpl()))
+      throw ConfigError(
+          fmt::format("the optimizer leaves out {:?}; freeze what is not to be trained (requires_grad_(false))",
+                      weights_->names()[i]));
   }
 }
 
@@ -111,7 +120,6 @@ void Stepping::find_slices() {
   for (size_t i = 0; i < weights_->masters().size(); ++i) {
     const at::Tensor& master = weights_->masters()[i];
     auto found = home.find(master.unsafeGetTensorImpl());
-    if (found == home.end()) continue;
     int64_t begin = weights_->begins()[i], end = begin + master.numel();
     if (!slices_.empty() && slices_.back().group == found->second)
       slices_.back().end = end;  // over the padding between them, which is zero and stays so

@@ -54,7 +54,7 @@ class Stepping {
     size_t group = 0;
     int64_t begin = 0, end = 0;
   };
-  void refuse_other_parameters() const;
+  void refuse_other_parameters() const;  // nor fewer
   void find_slices();
   staleness::Optimizer state() const;
   std::vector<std::vector<double>> rates(int steps) const;

@@ -19,6 +19,7 @@ Versions::Versions(std::shared_ptr<Weights> weights, std::shared_ptr<staleness::
 
 void Versions::begin(const std::vector<int64_t>& reads, double mean_staleness, int accumulate) {
   first_ = version_;
+  needs_ = policy_->needs(asks_.optimizer());          // somebody may have changed its options
   if (summed_.empty()) weights_->gradients().clear();  // of somebody's own backward between two runs
   expected_.clear();
   for (int64_t version : reads) ++expected_[first_ + version];
@@ -39,7 +40,7 @@ staleness::Moment Versions::moment(int64_t micro_batch, int staleness) const {
   if (needs_.pending && !summed_.empty() && count_ > 0) {
     now.pending = weights_->gradients().flat();
     now.pending_micro_batches = static_cast<int64_t>(summed_.size());
-    now.pending_samples = static_cast<int64_t>(count_);
+    now.pending_samples = count_;
   }
   return now;
 }
@@ -188,10 +189,11 @@ double Versions::norm() {
 Versions::Stepped Versions::step(const Counts& all, const Limit& limit, int64_t full) {
   at::NoGradGuard quiet;
   Stepped done{.micro_batches = summed_, .count = all.count, .norm = limit.norm, .scale = limit.scale};
+  // Who still needs the weights of before gets a copy now; until now the true ones were enough.
+  keep_truth();
   if (all.count > 0) {
-    if (limit.scale < 1) weights_->gradients().flat().mul_(limit.scale);
-    // Who still needs the weights of before gets a copy now; until now the true ones were enough.
-    keep_truth();
+    if (!(limit.scale >= 1))
+      weights_->gradients().flat().mul_(limit.scale);  // also by what is no number, as torch does
     staleness::Step step{.gradient = weights_->gradients().flat(), .mean_staleness = mean_staleness_};
     for (const auto& rates : asks_.rates(1)) {
       double rate = rates[0];
@@ -228,9 +230,6 @@ void Versions::reset() {
   settle();
 }
 
-void Versions::restore(int64_t version) {
-  version_ = version;
-  needs_ = policy_->needs(asks_.optimizer());  // of options that were loaded, too
-}
+void Versions::restore(int64_t version) { version_ = version; }
 
 }  // namespace ddip::pipeline

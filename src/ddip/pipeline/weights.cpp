@@ -1,6 +1,9 @@
 #include "ddip/pipeline/weights.h"
 
+#include <fmt/format.h>
+
 #include "ddip/base/check.h"
+#include "ddip/base/error.h"
 
 namespace ddip::pipeline {
 namespace {
@@ -14,7 +17,7 @@ at::DataPtr memory_of(const at::Tensor& flat) {
 }  // namespace
 
 Weights::Weights(const std::vector<at::Tensor>& parameters, const std::vector<std::string>& names, bool apart)
-    : layout_(std::make_shared<FlatLayout>(parameters, names)), gradients_(parameters, *layout_) {
+    : names_(names), layout_(std::make_shared<FlatLayout>(parameters, names)), gradients_(parameters, *layout_) {
   at::NoGradGuard quiet;
   truth_ = layout_->zeros();
   std::vector<at::Tensor> trues = slices(truth_);
@@ -43,6 +46,20 @@ void Weights::show(const at::Tensor& flat) {
              "weights that are shown lie as the true ones do");
   seen_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(memory_of(flat));
   shown_ = flat;
+}
+
+void Weights::require_used() const {
+  const std::vector<at::Tensor>& parameters = gradients_.parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (!parameters[i].storage().is_alias_of(seen_.storage()))
+      throw ConfigError(
+          fmt::format("{:?} has got other memory since the pipeline was made (another pipeline of the same modules? "
+                      ".to()?); make the pipeline anew",
+                      names_[i]));
+    if (!parameters[i].requires_grad())
+      throw ConfigError(
+          fmt::format("{:?} has been frozen since the pipeline was made; make the pipeline anew", names_[i]));
+  }
 }
 
 }  // namespace ddip::pipeline

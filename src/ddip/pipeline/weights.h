@@ -36,8 +36,13 @@ class Weights {
 
   std::vector<at::Tensor> slices(const at::Tensor& flat) const { return layout_->slices(flat); }
   const std::vector<int64_t>& begins() const { return layout_->begins(); }
+  const std::vector<std::string>& names() const { return names_; }
+  // Throws ConfigError if somebody has given a parameter other memory since, or frozen it: what is trained here would
+  // reach nobody.
+  void require_used() const;
 
  private:
+  const std::vector<std::string> names_;
   std::shared_ptr<const FlatLayout> layout_;
   Gradients gradients_;
   at::Tensor truth_;

@@ -17,7 +17,7 @@ double rate_of(const Moment& moment, size_t group, int k) {
 
 double pending_weight(const Group& group, const Moment& moment) {
   if (!moment.pending.defined() || moment.pending_micro_batches == 0) return 0;
-  const double whole = static_cast<double>(moment.accumulate) * static_cast<double>(moment.pending_samples);
+  const double whole = static_cast<double>(moment.accumulate) * moment.pending_samples;
   const double sign = group.maximize ? -1.0 : 1.0;
   const double weight = sign * static_cast<double>(moment.pending_micro_batches) / whole;
   return moment.loss_scale == 1 ? weight : weight / moment.loss_scale;

@@ -19,7 +19,7 @@ struct Moment {
   std::vector<std::vector<double>> rates;
   at::Tensor pending;                 // φ: gradients added up since the last STEP, raw; undefined if there are none
   int64_t pending_micro_batches = 0;  // in φ
-  int64_t pending_samples = 0;        // in φ
+  double pending_samples = 0;         // in φ, or what else the loss counts
   double loss_scale = 1;              // in φ
   int accumulate = 1;                 // se: micro-batches of one STEP
   int stage = 0, stages = 1;          // this stage's number, from 0, and how many there are

@@ -39,7 +39,8 @@ TEST(Msnag, has_the_closed_form_at_a_constant_rate) {
 TEST(Aggmsnag, one_step_is_decay_momentum_and_what_is_there) {
   Moment moment = at_rates({0.1});
   moment.pending = at::ones(1);
-  moment.pending_micro_batches = moment.pending_samples = 1;
+  moment.pending_micro_batches = 1;
+  moment.pending_samples = 1;
   const Coefficients one = step_coefficients(with({.momentum = 0.9, .weight_decay = 0.2}), moment, 0, true);
   EXPECT_DOUBLE_EQ(one.weights, 1 - 0.1 * 0.2);
   EXPECT_DOUBLE_EQ(one.velocity, -0.1 * 0.9);
