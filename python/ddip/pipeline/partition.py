@@ -8,7 +8,7 @@ from typing import Any
 from ddip._engine import PartitionCosts, PartitionPlan, Placement
 from ddip.errors import ConfigError
 from ddip.pipeline.profile import profile
-from ddip.pipeline.trace import Traced
+from ddip.pipeline.traced import Traced
 
 PLACEMENTS = {"single": Placement.single, "mixed": Placement.mixed, "mirrored": Placement.mirrored}
 LARGEST_FILE = 64 << 20

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from ddip._engine import PartitionEdge, PartitionGraph, PartitionLayer
 from ddip.errors import ConfigError
 from ddip.pipeline.split import OUTPUT, Stage, split
-from ddip.pipeline.trace import Traced
+from ddip.pipeline.traced import Traced
 
 # Longer than a message's latency, short enough to be sent a few times.
 LINK_BYTES = 4 << 20

@@ -18,7 +18,7 @@ import torch
 from torch import fx, nn
 
 from ddip.errors import ConfigError
-from ddip.pipeline.trace import Traced
+from ddip.pipeline.traced import Traced
 
 OUTPUT = "output"
 

@@ -1,0 +1,142 @@
+"""A model as layers and the values between them.
+
+A layer is what a cut never divides: a module (`encoder.0.conv1`) with the small operations behind it that need nothing
+else, or a run of operations of one module. Layers are pieces of one torch.fx graph, in the order in which the model
+computes them, so that a cut between any two of them is legal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx, nn
+
+from ddip.errors import ConfigError
+
+# Operations in a traced graph that compute something.
+_COMPUTES = ("call_module", "call_function", "call_method")
+
+
+@dataclass
+class Layer:
+    name: str
+    path: str  # of the module that the operations belong to; "" is the model itself
+    nodes: list[fx.Node]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """`node`'s value goes from one layer to another. The model's inputs come from the first layer, what the model returns
+    goes to the last one."""
+
+    source: int
+    target: int
+    node: fx.Node
+
+
+@dataclass
+class Traced:
+    module: fx.GraphModule  # computes what the model does, with the model's own parameters under their own names
+    model: nn.Module
+    layers: list[Layer]
+    how: str  # "sequential", "stages", "fx" or "export"
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.module.graph
+
+    def inputs(self) -> list[fx.Node]:
+        return [node for node in self.graph.nodes if node.op == "placeholder"]
+
+    def output(self) -> fx.Node:
+        found: fx.Node
+        (found,) = self.graph.find_nodes(op="output")
+        return found
+
+    def layer_of(self) -> dict[fx.Node, int]:
+        found = {node: index for index, layer in enumerate(self.layers) for node in layer.nodes}
+        found.update({node: 0 for node in self.inputs()})
+        found[self.output()] = len(self.layers) - 1
+        return found
+
+    def flows(self) -> list[Flow]:
+        """Every value that another layer needs, once for each layer that does."""
+        layer_of = self.layer_of()
+        found: dict[tuple[fx.Node, int], Flow] = {}
+        for node, target in layer_of.items():
+            for value in node.all_input_nodes:
+                if value in layer_of and layer_of[value] != target:
+                    found.setdefault((value, target), Flow(layer_of[value], target, value))
+        return list(found.values())
+
+
+def traced_of(model: nn.Module, module: fx.GraphModule, how: str) -> Traced:
+    module.train(model.training)
+    layers = _layers(model, module.graph)
+    if not layers:
+        raise ConfigError(f"{kind(model)} has no layer: it computes nothing")
+    return Traced(module, model, layers, how)
+
+
+def _path_of(node: fx.Node) -> str:
+    if node.op == "call_module":
+        return str(node.target)
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]) if stack else ""
+
+
+def _layers(model: nn.Module, graph: fx.Graph) -> list[Layer]:
+    layers: list[Layer] = []
+    names: set[str] = set()
+    waiting: list[fx.Node] = []  # they need no value (a counter that is increased): part of the layer behind them
+    for node in graph.nodes:
+        if node.op not in _COMPUTES:
+            continue
+        needs = [value for value in node.all_input_nodes if value.op != "get_attr"]
+        if not needs:
+            waiting.append(node)
+            continue
+        path = _path_of(node)
+        if layers and _belongs(node, path, needs, layers[-1], waiting):
+            layers[-1].nodes += [*waiting, node]
+        else:
+            layers.append(Layer(_new_name(model, node, path, names), path, [*waiting, node]))
+        waiting = []
+    if waiting and layers:
+        layers[-1].nodes += waiting
+    return layers
+
+
+def _belongs(node: fx.Node, path: str, needs: list[fx.Node], layer: Layer, waiting: list[fx.Node]) -> bool:
+    """Whether an operation is part of the layer before it."""
+    if node.op == "call_module":
+        return False
+    if path and path == layer.path and layer.nodes[-1].op != "call_module":
+        return True
+    small = not any(value.op == "get_attr" for value in node.all_input_nodes)
+    inside = set(layer.nodes) | set(waiting)
+    return small and all(value in inside for value in needs)
+
+
+def _new_name(model: nn.Module, node: fx.Node, path: str, names: set[str]) -> str:
+    """The module's path if it has no parts of its own; else with the operation's name. A module that is used again is #2."""
+    try:
+        whole = node.op == "call_module" or not any(True for _ in model.get_submodule(path).children())
+    except AttributeError:
+        whole = False
+    base = path if path and whole else ".".join(part for part in (path, node.name) if part)
+    name, times = base, 1
+    while name in names:
+        times += 1
+        name = f"{base}#{times}"
+    names.add(name)
+    return name
+
+
+def kind(model: nn.Module) -> str:
+    return type(model).__name__
+
+
+def first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
