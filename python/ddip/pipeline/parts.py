@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from ddip.errors import ConfigError
+from ddip.pipeline.sequentials import is_plain_sequential, steps_of
 
 
 class SplitStage(Protocol):
@@ -60,12 +61,12 @@ class Part:
 def parts_of(model: torch.nn.Module | Sequence[torch.nn.Module] | Split, stages: int) -> list[Part]:
     if hasattr(model, "routes"):
         return parts_of_split(model)
-    if isinstance(model, torch.nn.Sequential):
+    if is_plain_sequential(model):
         return parts_of_sequential(model, stages)
     if isinstance(model, torch.nn.Module):
         raise ConfigError(
             f"{type(model).__name__} can be cut only with example=, the inputs of one micro-batch; without it, a list of stages or an "
-            "nn.Sequential is expected"
+            "nn.Sequential without a forward or hooks of its own is expected"
         )
     parts = [Part(module, f"{index}.") for index, module in enumerate(model)]  # type: ignore[arg-type]
     if any(not isinstance(part.module, torch.nn.Module) for part in parts):
@@ -74,7 +75,7 @@ def parts_of(model: torch.nn.Module | Sequence[torch.nn.Module] | Split, stages:
 
 
 def parts_of_sequential(model: torch.nn.Sequential, stages: int) -> list[Part]:
-    layers = list(model.named_children())
+    layers = steps_of(model)
     if stages > len(layers):
         raise ConfigError(f"{stages} stages of a model with {len(layers)} layers: expected at most {len(layers)}")
     cuts = [round(i * len(layers) / stages) for i in range(stages + 1)]

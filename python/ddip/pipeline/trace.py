@@ -11,6 +11,7 @@ from ddip._client import did_you_mean
 from ddip.errors import ConfigError
 from ddip.pipeline.export_tracing import exported
 from ddip.pipeline.fx_tracing import symbolic
+from ddip.pipeline.sequentials import is_plain_sequential, steps_of
 from ddip.pipeline.traced import Traced, first_line, kind, traced_of
 
 __all__ = ["Traced", "classes_of", "trace"]
@@ -33,7 +34,7 @@ def trace(
         return _of_list(list(model))
     if how == "export":
         return exported(model, inputs)
-    if how == "auto" and isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
+    if how == "auto" and is_plain_sequential(model):
         return _of_children(model, _flattened(model, tuple(leaves)), "sequential")
     try:
         return symbolic(model, tuple(leaves))
@@ -76,12 +77,14 @@ def _of_list(modules: list[nn.Module]) -> Traced:
     return _of_children(nn.ModuleList(modules), [str(number) for number in range(len(modules))], "stages")
 
 
-def _flattened(model: nn.Module, leaves: tuple[type[nn.Module], ...], above: str = "") -> list[str]:
-    """The paths of a Sequential's modules, those of Sequentials inside included."""
+def _flattened(model: nn.Sequential, leaves: tuple[type[nn.Module], ...], above: str = "") -> list[str]:
+    """The paths of a plain Sequential's modules, those of plain Sequentials inside included."""
     found = []
-    for name, child in model.named_children():
-        inside = isinstance(child, nn.Sequential) and not isinstance(child, leaves) and len(child) > 0
-        found += _flattened(child, leaves, f"{above}{name}.") if inside else [above + name]
+    for name, child in steps_of(model):
+        if is_plain_sequential(child) and not isinstance(child, leaves) and len(child) > 0:
+            found += _flattened(child, leaves, f"{above}{name}.")
+        else:
+            found.append(above + name)
     return found
 
 
