@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 pytest.importorskip("torch")
 
 import torch  # noqa: E402
+from ddip.pipeline.faithful import Seen, check, difference_of  # noqa: E402
 from ddip.pipeline.parts import parts_of  # noqa: E402
+from ddip.pipeline.profile import profile  # noqa: E402
 from ddip.pipeline.split import Split, split  # noqa: E402
 from ddip.pipeline.trace import Traced, trace  # noqa: E402
 from ddip.pipeline.tying import tie_stages  # noqa: E402
@@ -30,6 +33,13 @@ class Three(nn.Module):
 
 def samples(count: int = 4) -> torch.Tensor:
     return torch.randn(count, 8, generator=torch.Generator().manual_seed(1))
+
+
+def looked_at(model: nn.Module, inputs: tuple[Any, ...], **options: Any) -> Traced:
+    """As before a cut."""
+    traced = trace(model, inputs, **options)
+    check(traced, inputs)
+    return traced
 
 
 def each_alone(traced: Traced) -> Split:
@@ -71,7 +81,7 @@ def test_a_module_that_a_sequential_uses_twice_is_used_twice(make: Callable[[], 
     model, x = make(), samples()
     for stages in range(1, 6):
         assert torch.equal(run_parts(model, stages, x), model(x))
-    traced = trace(model, (x,))
+    traced = looked_at(model, (x,))
     assert torch.equal(each_alone(traced)(x), model(x))
     assert set(each_alone(traced).state_dict()) == set(model.state_dict())
 
@@ -111,6 +121,318 @@ def test_a_sequential_that_does_more_than_its_modules_is_not_cut_as_if_it_did_no
     with pytest.raises(library.ConfigError, match="can be cut only with example="):
         parts_of(model, 1)
     whole = nn.Sequential(nn.Linear(8, 8), model, nn.Linear(8, 4))
-    traced = trace(whole, (x,))
+    traced = looked_at(whole, (x,))
     assert [layer.name for layer in traced.layers] == ["0", "1", "2"]
     assert torch.equal(each_alone(traced)(x), whole(x))
+
+
+# ---- what is neither an operation nor a value
+
+
+class Frozen(Three):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            x = self.a(x)
+        return self.c(self.b(x))
+
+
+class FrozenByDecorator(Three):
+    @torch.no_grad()
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.c(self.b(self.features(x)))
+
+
+class Around(nn.Module):
+    """Another module as a part: fx follows this one."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.last = inner, nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.inner(x)).relu()
+
+
+@pytest.mark.parametrize("make", [Frozen, FrozenByDecorator])
+@pytest.mark.parametrize("inside", [False, True])
+def test_what_the_model_computes_without_gradients_is_not_trained(make: Callable[[], nn.Module], inside: bool) -> None:
+    model, x = Around(make()) if inside else make(), samples()
+    traced = looked_at(model, (x,))
+    assert traced.how == ("fx" if inside else "export")
+    found, wanted = gradients(model, each_alone(traced)(x)), gradients(model, model(x))
+    frozen = "inner.a.weight" if inside else "a.weight"
+    assert wanted[frozen] is None and {name for name, value in found.items() if value is None} == {
+        name for name, value in wanted.items() if value is None
+    }
+
+
+def test_autocast_inside_the_model_stays_there() -> None:
+    class Low(Three):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                x = self.b(self.a(x))
+            return self.c(x.float())
+
+    model, x = Low(), samples()
+    assert torch.equal(each_alone(looked_at(model, (x,)))(x), model(x))
+
+
+# ---- training and evaluation
+
+
+class Dropout(Three):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.c(nn.functional.dropout(self.b(self.a(x)), 0.5, training=self.training))
+
+
+class HiddenDropout(Three):
+    def drop(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x, 0.5, training=self.training)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.c(self.drop(self.b(self.a(x))))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_module_that_asks_whether_it_trains_is_one_layer(training: bool) -> None:
+    model, x = Around(Dropout()).train(training), samples()
+    traced = looked_at(model, (x,))
+    assert [layer.name for layer in traced.layers] == ["inner", "last"]
+    for mode in (True, False):
+        pieces = each_alone(traced)
+        for module in (model, *pieces.modules):
+            module.train(mode)
+        torch.manual_seed(2)
+        wanted = model(x)
+        torch.manual_seed(2)
+        assert torch.equal(pieces(x), wanted)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("make", [Dropout, lambda: Around(HiddenDropout())])
+def test_a_trace_that_would_be_fixed_to_one_mode_is_refused(make: Callable[[], nn.Module], training: bool) -> None:
+    model = make().train(training)
+    with pytest.raises(library.ConfigError) as error:
+        looked_at(model, (samples(),))
+    assert f" in {'evaluation' if training else 'training'}: " in str(error.value)
+    assert "use nn.Dropout and the like, name the module in leaves=, or give a list of stages" in str(error.value)
+    assert model.training == training
+    assert looked_at(Around(HiddenDropout()), (samples(),), leaves=[HiddenDropout]).checked
+
+
+def test_an_exported_batch_norm_cannot_be_evaluated_and_is_refused() -> None:
+    class Exported(Three):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.c(self.norm(self.a(x) if x.shape[0] > 2 else self.b(x)))
+
+    with pytest.raises(library.ConfigError, match="with torch.export the layers of Exported .* in evaluation: "):
+        looked_at(Exported(), (samples(),))
+
+
+def test_a_frozen_part_stays_in_its_mode_while_it_is_looked_at() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    whole = Around(model)
+    model[1].eval()
+    looked_at(whole, (samples(),))
+    assert [module.training for module in (whole, model, model[0], model[1])] == [True, True, True, False]
+
+
+# ---- what a forward changes
+
+
+class Counts(Three):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        x = self.a(x)
+        self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return self.c(self.b(x - self.mean))
+
+
+class Mean(Three):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return self.c(self.b(x))
+
+
+class Probe(Three):
+    """A module that is called for what it counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        self.norm(x)
+        return self.c(self.b(x))
+
+
+class InPlace(Three):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        x.clamp_(0)
+        return self.c(self.b(x))
+
+
+class OwnSteps(Three):
+    """Python's own state, not a buffer."""
+
+    steps = 0
+    last: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        self.last = self.b(self.a(x))
+        return self.c(self.last) * self.steps
+
+
+MUTABLE: list[Callable[[], nn.Module]] = [
+    *[Counts, Mean, Probe, InPlace],
+    *[lambda make=make: Around(make()) for make in (Counts, Mean, Probe, InPlace, OwnSteps)],  # type: ignore[misc]
+]
+
+
+@pytest.mark.parametrize("make", MUTABLE)
+def test_the_stages_change_what_the_model_changes_and_tracing_changes_nothing(make: Callable[[], nn.Module]) -> None:
+    model, other = make(), make()
+    other.load_state_dict(model.state_dict())
+    keys = [set(vars(module)) for module in model.modules()]
+    traced = looked_at(model, (samples(),))
+    assert [set(vars(module)) for module in model.modules()] == keys
+    for name, value in other.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+    pieces = each_alone(traced) if traced.how == "fx" else split(traced, [[layer.name for layer in traced.layers]])
+    for seed in range(3):
+        x = samples() + seed
+        assert torch.equal(pieces(x), other(x))
+    for name, value in other.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+    assert set(pieces.state_dict()) == set(other.state_dict())
+
+
+def test_a_model_that_counts_in_python_is_refused() -> None:
+    with pytest.raises(
+        library.ConfigError, match=r"torch.fx cannot trace OwnSteps: CannotFollow: its forward changes self"
+    ):
+        looked_at(OwnSteps(), (samples(),))
+    with pytest.raises(library.ConfigError, match="the result is another one; does"):
+        looked_at(OwnSteps(), (samples(),), how="export")
+
+
+# ---- random numbers
+
+
+class Noise(Three):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.c(self.b(self.a(x) + 1e-4 * torch.randn(8)))
+
+
+class RandomDepth(Three):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        return self.c(self.b(x) if random.random() < 0.05 else x)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_noise_is_drawn_anew_in_every_forward(inside: bool) -> None:
+    model, x = Around(Noise()) if inside else Noise(), samples()
+    pieces = each_alone(looked_at(model, (x,)))
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        wanted = model(x)
+        torch.manual_seed(seed)
+        assert torch.equal(pieces(x), wanted)
+
+
+def test_a_branch_by_pythons_random_numbers_is_one_layer_or_refused() -> None:
+    model, numbers = Around(RandomDepth()), random.getstate()
+    traced = looked_at(model, (samples(),))
+    assert [layer.name for layer in traced.layers] == ["inner", "last"]
+    with pytest.raises(
+        library.ConfigError, match="it draws random numbers that depend on no input; nor .*random numbers"
+    ):
+        looked_at(RandomDepth(), (samples(),))
+    assert random.getstate() == numbers
+
+
+# ---- results
+
+
+def test_the_imaginary_part_and_the_shape_of_a_result_are_compared() -> None:
+    class Imaginary(Three):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.c(self.b(self.a(x)))
+            z = torch.complex(y, y)
+            z.imag.add_(3.0)
+            return z
+
+    model, x = Imaginary(), samples()
+    traced = looked_at(model, (x,), how="fx")
+    last = traced.layers[-1].nodes[-1]
+    assert traced.checked and torch.equal(each_alone(traced)(x), model(x)), last
+    ours = Seen(torch.tensor([1 + 2j]), {}, {}, set())
+    for other in (
+        torch.tensor([1 + 3j]),
+        torch.tensor([[1 + 2j]]),
+        torch.tensor([1 + 2j, 1 + 2j]),
+        torch.tensor([1.0]),
+    ):
+        assert difference_of(ours, Seen(other, {}, {}, set())), other
+    assert difference_of(ours, Seen(torch.tensor([1 + 2j]), {}, {}, set())) is None
+
+
+def test_a_result_may_have_truth_values_and_whole_numbers() -> None:
+    class Flags(Three):
+        def forward(self, x: torch.Tensor) -> Any:
+            x = self.a(x)
+            return self.c(self.b(x)), x > 0, x.argmax(1), x.shape[0], None
+
+    model, x = Flags(), samples()
+    profile(looked_at(model, (x,)), (x,), times=1)
+
+
+def test_a_parameter_without_a_shape_is_named() -> None:
+    with pytest.raises(
+        library.ConfigError, match="^parameter 0.weight has no shape yet; expected a model that has seen"
+    ):
+        trace(nn.Sequential(nn.LazyLinear(4)))
+
+
+def test_a_weight_is_still_there_after_a_module_that_was_not_followed() -> None:
+    class Looks(nn.Module):
+        def __init__(self, weight: nn.Parameter) -> None:
+            super().__init__()
+            self.weight = weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * self.weight
+            return y if y.sum() > 0 else -y
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(8))
+            self.looks, self.last = Looks(self.weight), nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.looks(x) + self.weight)
+
+    traced = looked_at(Both(), (samples(),))
+    assert [(layer.name, layer.path) for layer in traced.layers] == [("looks", "looks"), ("add", ""), ("last", "last")]

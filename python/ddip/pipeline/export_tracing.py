@@ -9,16 +9,22 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ddip.errors import ConfigError
+from ddip.pipeline.random_state import RandomState
 from ddip.pipeline.traced import Traced, first_line, kind, traced_of
+from ddip.pipeline.untouched import untouched
 
 
 def exported(model: nn.Module, inputs: tuple[Any, ...] | None) -> Traced:
     if inputs is None:
         raise ConfigError(f"torch.export of {kind(model)} needs example inputs")
-    try:
-        module = torch.export.export(model, inputs).module()
-    except Exception as error:
-        raise ConfigError(f"torch.export cannot follow {kind(model)}: {first_line(error)}") from error
+    with untouched(model):
+        numbers = RandomState()
+        try:
+            module = torch.export.export(model, inputs).module()
+        except Exception as error:
+            raise ConfigError(f"torch.export cannot follow {kind(model)}: {first_line(error)}") from error
+        if not numbers.is_still():  # torch's own are operations: those that were drawn are Python's
+            raise ConfigError(f"torch.export cannot follow {kind(model)}: it draws random numbers in Python")
     assert isinstance(module, fx.GraphModule)
     graph = module.graph
     for node in list(graph.nodes):

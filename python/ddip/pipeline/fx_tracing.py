@@ -1,38 +1,120 @@
-"""torch.fx follows a model's forward with stand-ins for its values."""
+"""torch.fx follows a model's forward with stand-ins for its values.
+
+It sees operations on values, and nothing else: not whether gradients were off, not what Python did beside. A module that
+does such things is not followed, but is one layer; a model that does them itself cannot be traced by fx.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx, nn
 
+from ddip.pipeline.random_state import RandomState
+from ddip.pipeline.sequentials import has_hooks
 from ddip.pipeline.traced import Traced, traced_of
+from ddip.pipeline.untouched import Attributes, untouched
+
+
+class CannotFollow(Exception):
+    """What fx would leave out without a word."""
 
 
 def symbolic(model: nn.Module, leaves: tuple[type[nn.Module], ...]) -> Traced:
-    module = fx.GraphModule(model, _Tracer(leaves).trace(model))
-    module.graph.eliminate_dead_code()
+    if has_hooks(model) or "forward" in vars(model):
+        raise CannotFollow("it has hooks, or a forward that is not its class's")
+    with untouched(model):
+        before, tracer = _Before(model), _Tracer(leaves)
+        module = fx.GraphModule(model, tracer.trace(model))
+        before.refuse_changes()
+    module.graph.eliminate_dead_code(is_impure_node=_has_effects)
     return traced_of(model, module, "fx")
 
 
+def _has_effects(node: fx.Node) -> bool:
+    """It may do something even if nobody needs its result: a batch norm counts, an operation in place changes."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    # Python's own: `x += y` and `x[0] = y`.
+    in_place |= getattr(node.target, "__module__", "") == "_operator" and (name[0] == "i" or name == "setitem")
+    in_place |= bool(node.kwargs.get("inplace") or "out" in node.kwargs)
+    return in_place or node.op == "call_module" or bool(node.is_impure())
+
+
+class _Before:
+    """What a module's Python could change while it is followed; the stand-ins record nothing of it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.numbers, self.attributes = RandomState(), [Attributes(part) for part in module.modules()]
+
+    def refuse_changes(self) -> None:
+        if not self.numbers.is_still():
+            raise CannotFollow("it draws random numbers that depend on no input")
+        for attributes in self.attributes:
+            if name := attributes.changed():
+                raise CannotFollow(f"its forward changes self.{name}")
+
+    def restore(self) -> None:
+        self.numbers.restore()
+        for attributes in self.attributes:
+            attributes.restore()
+
+
 class _Tracer(fx.Tracer):
+    proxy_buffer_attributes = True  # a buffer may be another one in the next step
+
     def __init__(self, leaves: tuple[type[nn.Module], ...]) -> None:
         super().__init__()
-        self.leaves = leaves
+        self.leaves, self.modes = leaves, _modes()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, self.leaves) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, self.leaves) or _asks_its_mode(m) or super().is_leaf_module(m, module_qualified_name)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        if _modes() != self.modes:
+            raise CannotFollow("it turns gradients or autocast off or on")
+        return super().create_node(*args, **kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        for name in [name for name, proxy in parameter_proxy_cache.items() if proxy.node._erased]:
+            del parameter_proxy_cache[name]
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """One that looks at its values cannot be followed: then it is one layer, and its operations so far are undone."""
-        before = set(self.graph.nodes)
-        try:
+        """One that cannot be followed is one layer, and its operations so far are undone."""
+        path = self.path_of_module(m)
+        if self.is_leaf_module(m, path):
             return super().call_module(m, forward, args, kwargs)
+        nodes, stack, before = set(self.graph.nodes), list(self.module_stack.items()), _Before(m)
+        try:
+            result = super().call_module(m, forward, args, kwargs)
+            before.refuse_changes()
+            return result
         except Exception:
+            before.restore()
+            self.module_stack.clear()
+            self.module_stack.update(stack)
             for node in reversed(list(self.graph.nodes)):
-                if node not in before:
+                if node not in nodes:
                     self.graph.erase_node(node)
-            return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
+            return self.create_proxy("call_module", path, args, kwargs)
+
+
+def _asks_its_mode(module: nn.Module) -> bool:
+    """Its forward reads self.training: followed, it would be fixed to the mode that it is in now."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code is not None and "training" in code.co_names
+
+
+def _modes() -> tuple[Any, ...]:
+    devices = ("cpu", "cuda")
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        *[torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) for device in devices],
+    )

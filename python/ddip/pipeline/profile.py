@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from ddip._engine import PartitionEdge, PartitionGraph, PartitionLayer
-from ddip.errors import ConfigError
-from ddip.pipeline.split import OUTPUT, Stage, split
+from ddip.pipeline.auxiliary import taken
+from ddip.pipeline.faithful import called, check, composed
+from ddip.pipeline.split import split
 from ddip.pipeline.traced import Traced
+from ddip.pipeline.untouched import untouched
+from ddip.pipeline.values import bytes_of, fresh, shape_of, tensors_of
+
+__all__ = ["bytes_of", "link_bytes_per_ms", "profile", "shape_of"]
 
 # Longer than a message's latency, short enough to be sent a few times.
 LINK_BYTES = 4 << 20
@@ -24,24 +27,24 @@ def profile(traced: Traced, inputs: tuple[Any, ...], *, times: int = 3) -> Parti
     """The graph that a cut is made of. Each layer runs `times` times forward and backward on the device where the model
     and `inputs` are, and the fastest counts; with times=0 only shapes and parameters are looked at. Afterwards buffers
     and random numbers are as they were."""
+    if not traced.checked:
+        check(traced, inputs)
     alone = split(traced, [[layer.name] for layer in traced.layers])
-    values: dict[str, Any] = dict(zip(alone.stages[0].takes, inputs, strict=False))
-    costs = []
-    with _untouched(traced.model, values):
-        for layer, stage in zip(traced.layers, alone.stages, strict=True):
-            arguments = [values[name] for name in stage.takes if name in values]
-            result = _forward(traced, stage, layer.name, arguments)
-            values.update({stage.gives[0]: result} if len(stage.gives) == 1 else result)
-            costs.append(_Cost(stage.module, arguments))
+    with untouched(traced.model):
+        with torch.no_grad():
+            values = composed(traced, alone, inputs)
+        costs = [
+            _Cost(stage.module, [values[name] for name in stage.takes if name in values]) for stage in alone.stages
+        ]
         # Round by round: what disturbs the machine for a moment disturbs no layer each time.
         for turn in range(times + 1 if times else 0):
             for cost in costs:
                 cost.measure(counting=turn == 0)
+        taken()  # nobody's losses
     layers = [
         PartitionLayer(layer.name, *cost.milliseconds(), _parameter_bytes(cost.module), sum(cost.kept.values()))
         for layer, cost in zip(traced.layers, costs, strict=True)
     ]
-    _compare(traced, inputs, values[OUTPUT])
     edges = []
     for flow in traced.flows():
         value = values[flow.node.name]
@@ -49,67 +52,8 @@ def profile(traced: Traced, inputs: tuple[Any, ...], *, times: int = 3) -> Parti
     return PartitionGraph(layers, edges)
 
 
-def _compare(traced: Traced, inputs: tuple[Any, ...], composed: Any) -> None:
-    """Layers that were run one by one, each on copies, give what the model does; else a cut would change the result."""
-    model = traced.module if isinstance(traced.model, nn.ModuleList) else traced.model
-    with _untouched(traced.model, {"inputs": inputs}), torch.no_grad():
-        expected = model(*[_fresh(value, False) for value in inputs])
-    for ours, theirs in zip(_tensors(composed), _tensors(expected), strict=True):
-        near = 1e-3 * float(theirs.abs().nan_to_num().max()) if theirs.numel() else 0.0
-        if not torch.allclose(ours.double(), theirs.double(), rtol=1e-3, atol=near, equal_nan=True):
-            raise ConfigError(
-                f"the layers of {type(traced.model).__name__} one by one do not give what the model gives: does one of "
-                "them change in place what another one needs?"
-            )
-
-
-def shape_of(value: Any) -> str:
-    """For people: float32[8, 64], or (float32[8, 64], int)."""
-    if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    if isinstance(value, (tuple, list)):
-        return f"({', '.join(shape_of(item) for item in value)})"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {shape_of(item)}' for key, item in value.items())}}}"
-    return type(value).__name__
-
-
-def bytes_of(value: Any) -> int:
-    return sum(leaf.numel() * leaf.element_size() for leaf in _tensors(value))
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
 def _parameter_bytes(module: nn.Module) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
-
-
-def _fresh(value: Any, gradient: bool) -> Any:
-    """A copy that the layer may change in place, and that asks for a gradient as a value from another layer does."""
-
-    def copy(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        wanted = gradient and (leaf.is_floating_point() or leaf.is_complex())
-        return leaf.detach().clone().requires_grad_(wanted).clone() if wanted else leaf.detach().clone()
-
-    return pytree.tree_map(copy, value)
-
-
-def _forward(traced: Traced, stage: Stage, name: str, arguments: list[Any]) -> Any:
-    try:
-        with torch.no_grad():
-            return stage.module(*[_fresh(value, False) for value in arguments])
-    except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        makers = {node.name: layer.name for layer in traced.layers for node in layer.nodes}
-        given = ", ".join(
-            (f"{makers[value]} gives" if value in makers else f"the input {value} is") + f" {shape_of(argument)}"
-            for value, argument in zip(stage.takes, arguments, strict=False)
-        )
-        raise ConfigError(f"layer {name} cannot run: {given}; {type(error).__name__}: {lines[0][:200]}") from error
 
 
 class _Cost:
@@ -128,15 +72,15 @@ class _Cost:
 
     def measure(self, counting: bool) -> None:
         """Counting what is kept takes time of its own: such a turn warms up and is not timed."""
-        fresh = [_fresh(value, True) for value in self.arguments]
-        wanted = [leaf for leaf in _tensors(fresh) if leaf.requires_grad]
+        arguments = [fresh(value, True) for value in self.arguments]
+        wanted = [leaf for leaf in tensors_of(arguments) if leaf.requires_grad]
         wanted += [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         with torch.enable_grad(), self._counted() if counting else contextlib.nullcontext():
             begin = _now()
-            result = self.module(*fresh)
+            result = called(self.module, *arguments)
             forward = _now() - begin
         backward = 0.0
-        made = [leaf for leaf in _tensors(result) if leaf.requires_grad]
+        made = [leaf for leaf in tensors_of(result) if leaf.requires_grad]
         if made and wanted:
             ones = [torch.ones_like(leaf) for leaf in made]
             begin = _now()
@@ -162,20 +106,6 @@ def _now() -> float:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-@contextlib.contextmanager
-def _untouched(model: nn.Module, values: dict[str, Any]) -> Iterator[None]:
-    """A batch norm counts what it sees and a dropout draws numbers: neither is noticed afterwards."""
-    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-    devices = {leaf.device.index for leaf in _tensors(values) if leaf.device.type == "cuda"}
-    try:
-        with torch.random.fork_rng(devices=sorted(index for index in devices if index is not None)):
-            yield
-    finally:
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])
 
 
 def link_bytes_per_ms(times: int = 5, ranks: Any = None) -> float:

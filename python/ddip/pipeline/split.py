@@ -133,7 +133,7 @@ def _stage(
         graph.output(values[gives[0]] if len(gives) == 1 else values)
     graph.lint()
     module = fx.GraphModule(traced.module, graph, f"Stage{stage}")
-    module.train(traced.module.training)
+    module.training = traced.module.training
     return Stage(module, takes, gives)
 
 

@@ -29,7 +29,9 @@ def trace(
     nn.Sequential and lists are taken as they are; anything else is traced by torch.fx. A module inside that fx cannot
     follow (it looks at its values) is one layer, and so are those of the classes `leaves`. If fx cannot follow the model
     itself, torch.export does, with `inputs`; what it gives is fixed to training or evaluation as the model is now.
+    Whether it is the model, `faithful.check` sees, before a cut is made of it.
     """
+    _refuse_lazy([model] if isinstance(model, nn.Module) else list(model))
     if not isinstance(model, nn.Module):
         return _of_list(list(model))
     if how == "export":
@@ -39,16 +41,17 @@ def trace(
     try:
         return symbolic(model, tuple(leaves))
     except Exception as error:
+        why = f"torch.fx cannot trace {kind(model)}: {first_line(error)}"
         if how == "fx" or inputs is None:
-            raise ConfigError(f"torch.fx cannot trace {kind(model)}: {first_line(error)}") from error
+            raise ConfigError(why) from error
         if leaves:
-            raise ConfigError(
-                f"torch.fx cannot trace {kind(model)}: {first_line(error)}; torch.export might, but leaves no module whole"
-            ) from error
+            raise ConfigError(f"{why}; torch.export might, but leaves no module whole") from error
         try:
-            return exported(model, inputs)
+            traced = exported(model, inputs)
         except ConfigError as second:
-            raise ConfigError(f"torch.fx cannot trace {kind(model)}: {first_line(error)}; nor {second}") from second
+            raise ConfigError(f"{why}; nor {second}") from second
+        traced.instead = why
+        return traced
 
 
 def classes_of(
@@ -66,6 +69,13 @@ def classes_of(
             raise ConfigError(f"{asked}{name}: no such module{did_you_mean(name, sorted(known))}")
         found.append(known[name] if isinstance(one, str) else one)
     return found
+
+
+def _refuse_lazy(parts: list[Any]) -> None:
+    for part in parts:
+        for name, parameter in part.named_parameters() if isinstance(part, nn.Module) else ():
+            if nn.parameter.is_lazy(parameter):
+                raise ConfigError(f"parameter {name} has no shape yet; expected a model that has seen one batch")
 
 
 def _of_list(modules: list[nn.Module]) -> Traced:

@@ -7,7 +7,7 @@ computes them, so that a cut between any two of them is legal.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import fx, nn
 
@@ -40,6 +40,11 @@ class Traced:
     model: nn.Module
     layers: list[Layer]
     how: str  # "sequential", "stages", "fx" or "export"
+    instead: str = ""  # why fx could not do what export did
+    checked: bool = False  # that it computes what the model does
+    written: set[str] = field(
+        default_factory=set
+    )  # buffers that a forward in training writes; known when it is checked
 
     @property
     def graph(self) -> fx.Graph:
@@ -71,7 +76,7 @@ class Traced:
 
 
 def traced_of(model: nn.Module, module: fx.GraphModule, how: str) -> Traced:
-    module.train(model.training)
+    module.training = model.training  # its own: the model's modules are in it, each in its mode
     layers = _layers(model, module.graph)
     if not layers:
         raise ConfigError(f"{kind(model)} has no layer: it computes nothing")

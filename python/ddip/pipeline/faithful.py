@@ -1,0 +1,207 @@
+"""Whether the layers of a traced model, one by one, do what the model does.
+
+A trace is what one forward did; a model may do something else the next time. So both are run, in training and in evaluation
+and with more than one set of random numbers, and everything that a step depends on is compared: what is returned, the
+gradients, the buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ddip.errors import ConfigError
+from ddip.pipeline.auxiliary import taken
+from ddip.pipeline.random_state import begin_with
+from ddip.pipeline.split import Split, Stage, split
+from ddip.pipeline.traced import Traced, first_line, kind
+from ddip.pipeline.untouched import untouched
+from ddip.pipeline.values import fresh, linked, shape_of, tensors_of
+
+# Two random states: what a forward drew once and kept is not what it draws the next time.
+SEEDS = (0, 1)
+# The same operations on the same machine; only the order of a sum may be another one.
+NEAR = {torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 1e-5, torch.complex64: 1e-5}
+COARSE = 1e-2
+
+
+class NotTheModel(ConfigError):
+    """A cut would change what is computed."""
+
+
+@dataclass
+class Seen:
+    """What one forward did, and its backward."""
+
+    result: Any
+    gradients: dict[str, torch.Tensor | None]
+    buffers: dict[str, torch.Tensor]
+    written: set[str]  # buffers
+    losses: list[torch.Tensor] = field(default_factory=list)  # auxiliary ones
+
+
+def check(traced: Traced, inputs: tuple[Any, ...]) -> None:
+    """`inputs`: one micro-batch. Raises NotTheModel with the first difference; remembers which buffers a forward writes."""
+    alone = split(traced, [[layer.name] for layer in traced.layers])
+    mode = traced.model.training
+    for training in (mode, not mode):
+        try:
+            theirs = _seen(traced.model, _whole(traced), inputs, training)
+        except Exception as error:
+            if training != mode:
+                continue  # it is no model for this mode
+            with untouched(traced.model):
+                composed(traced, alone, inputs)  # says which layer
+            raise ConfigError(f"{kind(traced.model)} cannot run on the example: {first_line(error)}") from error
+        if training:
+            traced.written |= {name for seen in theirs for name in seen.written}
+        try:
+            ours = _seen(traced.model, _layers(traced, alone, training), inputs, training)
+        except Exception as error:
+            raise _refusal(traced, first_line(error), training) from error
+        for mine, other in zip(ours, theirs, strict=True):
+            if difference := difference_of(mine, other):
+                raise _refusal(traced, difference, training)
+    traced.checked = True
+
+
+def _refusal(traced: Traced, difference: str, training: bool) -> NotTheModel:
+    instead = f"{traced.instead}; with torch.export " if traced.instead else ""
+    what = f"{instead}the layers of {kind(traced.model)} one by one do not give what the model gives"
+    if training != traced.model.training:
+        mode = "training" if training else "evaluation"
+        return NotTheModel(
+            f"{what} in {mode}: {difference}; a forward that asks self.training is fixed to one mode: use nn.Dropout and the "
+            "like, name the module in leaves=, or give a list of stages"
+        )
+    return NotTheModel(
+        f"{what}: {difference}; does a layer change in place what another one needs, or does a forward depend on Python's "
+        "own state or on random numbers? Name the module in leaves=, or give a list of stages"
+    )
+
+
+def composed(
+    traced: Traced, alone: Split, inputs: tuple[Any, ...], copy: Callable[[Any], Any] = fresh
+) -> dict[str, Any]:
+    """Every value by its name. Each layer gets copies, as a stage does: what it changes in place, nobody else sees."""
+    values: dict[str, Any] = dict(zip(alone.stages[0].takes, inputs, strict=False))
+    for layer, stage in zip(traced.layers, alone.stages, strict=True):
+        result = run_layer(traced, stage, layer.name, [copy(values[name]) for name in stage.takes if name in values])
+        values.update({stage.gives[0]: result} if len(stage.gives) == 1 else result)
+    return values
+
+
+def run_layer(traced: Traced, stage: Stage, name: str, arguments: list[Any]) -> Any:
+    try:
+        return called(stage.module, *arguments)
+    except Exception as error:
+        makers = {node.name: layer.name for layer in traced.layers for node in layer.nodes}
+        given = ", ".join(
+            (f"{makers[value]} gives" if value in makers else f"the input {value} is") + f" {shape_of(argument)}"
+            for value, argument in zip(stage.takes, arguments, strict=False)
+        )
+        raise ConfigError(f"layer {name} cannot run: {given}; {first_line(error)}") from error
+
+
+def called(module: nn.Module, *arguments: Any) -> Any:
+    """When it fails, a GraphModule's own call prints a traceback of code that nobody wrote."""
+    return nn.Module.__call__(module, *arguments)
+
+
+def _whole(traced: Traced) -> Callable[..., Any]:
+    """A list of stages has no forward of its own."""
+    return partial(called, traced.module) if isinstance(traced.model, nn.ModuleList) else traced.model
+
+
+def _layers(traced: Traced, alone: Split, training: bool) -> Callable[..., Any]:
+    def call(*inputs: Any) -> Any:
+        for stage in alone.stages:
+            stage.module.train(training)  # as a pipeline does; a train() of the model's own is not called there
+        return composed(traced, alone, inputs, linked)[alone.stages[-1].gives[0]]
+
+    return call
+
+
+def _seen(model: nn.Module, call: Callable[..., Any], inputs: tuple[Any, ...], training: bool) -> list[Seen]:
+    """One forward after the other: what the first one leaves in the model, the second one finds."""
+    with untouched(model):
+        model.train(training)
+        return [_seen_once(model, call, inputs, seed, training and seed == SEEDS[0]) for seed in SEEDS]
+
+
+def _seen_once(model: nn.Module, call: Callable[..., Any], inputs: tuple[Any, ...], seed: int, backward: bool) -> Seen:
+    begin_with(seed)
+    before = _buffers(model)
+    taken()
+    with torch.set_grad_enabled(backward):
+        result = call(*[fresh(value) for value in inputs])
+        losses = taken()
+        gradients = gradients_of(model, (result, losses)) if backward else {}
+    after = _buffers(model)
+    written = {name for name in after if name not in before or not _near(after[name], before[name], 0.0)}
+    result = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
+    return Seen(result, gradients, after, written, [loss.detach() for loss in losses])
+
+
+def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers(remove_duplicate=False)}
+
+
+def gradients_of(model: nn.Module, result: Any) -> dict[str, torch.Tensor | None]:
+    """Of a sum in which every element of the result has another weight."""
+    wanted = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    made = [leaf for leaf in tensors_of(result) if leaf.requires_grad]
+    if not made or not wanted:
+        return dict.fromkeys(wanted)
+    ramps = [
+        torch.linspace(0.5, 1.5, leaf.numel(), device=leaf.device).view(leaf.shape).to(leaf.dtype) for leaf in made
+    ]
+    found = torch.autograd.grad(made, list(wanted.values()), ramps, allow_unused=True)
+    return dict(zip(wanted, found, strict=True))
+
+
+def difference_of(ours: Seen, theirs: Seen) -> str | None:
+    """In words; None: there is none."""
+    if shape_of(ours.result) != shape_of(theirs.result):
+        return f"they return {shape_of(ours.result)}, it returns {shape_of(theirs.result)}"
+    if len(ours.losses) != len(theirs.losses):
+        return f"they have {len(ours.losses)} auxiliary losses, it has {len(theirs.losses)}"
+    pairs = zip(tensors_of([ours.result, ours.losses]), tensors_of([theirs.result, theirs.losses]), strict=True)
+    for mine, other in pairs:
+        if not _near(mine, other, NEAR.get(other.dtype, COARSE)):
+            return "the result is another one"
+    for name, gradient in theirs.gradients.items():
+        found = ours.gradients[name]
+        if (gradient is None) != (found is None):
+            gets = "none from the model" if gradient is None else "one from the model and none from them"
+            return f"parameter {name} gets {'a gradient from them and ' if gradient is None else ''}{gets}"
+    largest = max((_largest(gradient) for gradient in theirs.gradients.values() if gradient is not None), default=0.0)
+    for name, gradient in theirs.gradients.items():
+        # A gradient that is zero but for rounding is compared with the others.
+        if gradient is not None and not _near(ours.gradients[name], gradient, 1e-3 if gradient.dtype in NEAR else COARSE, 1e-5 * largest):  # type: ignore[arg-type] # fmt: skip
+            return f"parameter {name} gets another gradient"
+    for name, buffer in theirs.buffers.items():
+        if not _near(ours.buffers[name], buffer, NEAR.get(buffer.dtype, COARSE)):
+            return f"buffer {name} is another one afterwards"
+    return None
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    return float(tensor.to(_wide(tensor)).abs().nan_to_num().max()) if tensor.numel() else 0.0
+
+
+def _wide(tensor: torch.Tensor) -> torch.dtype:
+    return torch.complex128 if tensor.is_complex() else torch.float64
+
+
+def _near(ours: torch.Tensor, theirs: torch.Tensor, relative: float, absolute: float = 0.0) -> bool:
+    if ours.shape != theirs.shape:
+        return False
+    near = max(relative * _largest(theirs), absolute)
+    return torch.allclose(ours.to(_wide(ours)), theirs.to(_wide(theirs)), rtol=relative, atol=near, equal_nan=True)
