@@ -12,8 +12,10 @@ pytest.importorskip("torch")
 
 import torch  # noqa: E402
 from ddip.pipeline.faithful import Seen, check, difference_of  # noqa: E402
+from ddip.pipeline.partition import plan_for  # noqa: E402
 from ddip.pipeline.parts import parts_of  # noqa: E402
 from ddip.pipeline.profile import profile  # noqa: E402
+from ddip.pipeline.shared_buffers import refuse_shared_statistics  # noqa: E402
 from ddip.pipeline.split import Split, split  # noqa: E402
 from ddip.pipeline.trace import Traced, trace  # noqa: E402
 from ddip.pipeline.tying import tie_stages  # noqa: E402
@@ -436,3 +438,53 @@ def test_a_weight_is_still_there_after_a_module_that_was_not_followed() -> None:
 
     traced = looked_at(Both(), (samples(),))
     assert [(layer.name, layer.path) for layer in traced.layers] == [("looks", "looks"), ("add", ""), ("last", "last")]
+
+
+# ---- buffers of several stages
+
+
+class OneNorm(Three):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.c(self.norm(self.b(self.norm(self.a(x)))))
+
+
+class ReadTwice(Three):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.full((8,), 0.5))
+        self.register_buffer("shift", torch.full((8,), 0.25), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.c(self.b(self.a(x) * self.scale + self.shift) * self.scale + self.shift + torch.arange(8) / 8)
+
+
+def test_statistics_that_two_stages_would_write_are_refused() -> None:
+    x = samples()
+    traced = trace(OneNorm(), (x,))
+    with pytest.raises(library.ConfigError) as error:
+        plan_for(traced, (x,), 5, times=0)
+    assert str(error.value) == (
+        "buffer norm.running_mean of stage 3 is in stage 1 too, and each forward writes it; expected all its uses in one stage"
+    )
+    norm = nn.BatchNorm1d(8)
+    for model in (nn.Sequential(norm, nn.Linear(8, 8), norm), [norm, nn.Linear(8, 8), norm]):
+        with pytest.raises(library.ConfigError, match="^buffer (2.)?running_mean of stage 2 is in stage 0 too"):
+            parts_of(model, 3)
+    counting = looked_at(Mean(), (x,))
+    assert counting.written == {"mean"}
+    with pytest.raises(library.ConfigError, match="^buffer mean of stage 1 is in stage 0 too"):
+        refuse_shared_statistics([counting.model, counting.model], counting.written)
+
+
+def test_what_stages_only_read_may_be_in_several_and_constants_are_in_no_checkpoint() -> None:
+    model, x = ReadTwice(), samples()
+    traced = trace(model, (x,))
+    plan_for(traced, (x,), 3, times=0)
+    pieces = each_alone(traced)
+    assert torch.equal(pieces(x), model(x)) and traced.written == set()
+    parts_of(pieces, 3)
+    assert set(pieces.state_dict()) == set(model.state_dict())

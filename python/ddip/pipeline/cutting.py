@@ -97,10 +97,11 @@ def measured_layers(traced: Traced, inputs: tuple[Any, ...]) -> tuple[list[Cost]
 
 def made_plan(traced: Traced, inputs: tuple[Any, ...], width: int, partition: Any, recompute: bool, link: float) -> Any:
     from ddip._engine import PartitionPlan
-    from ddip.pipeline.partition import PLACEMENTS, plan_for, read_plan
+    from ddip.pipeline.partition import PLACEMENTS, check_plan, plan_for, read_plan
 
     if isinstance(partition, PartitionPlan):
         partition.check_is_for(profile(traced, inputs, times=0))
+        check_plan(partition, traced)
         return partition
     if partition is None or partition in PLACEMENTS:
         return plan_for(

@@ -10,6 +10,7 @@ import torch
 
 from ddip.errors import ConfigError
 from ddip.pipeline.sequentials import is_plain_sequential, steps_of
+from ddip.pipeline.shared_buffers import refuse_shared_statistics
 
 
 class SplitStage(Protocol):
@@ -59,6 +60,12 @@ class Part:
 
 
 def parts_of(model: torch.nn.Module | Sequence[torch.nn.Module] | Split, stages: int) -> list[Part]:
+    parts = _parts_of(model, stages)
+    refuse_shared_statistics([part.module for part in parts], getattr(model, "written", ()))
+    return parts
+
+
+def _parts_of(model: torch.nn.Module | Sequence[torch.nn.Module] | Split, stages: int) -> list[Part]:
     if hasattr(model, "routes"):
         return parts_of_split(model)
     if is_plain_sequential(model):

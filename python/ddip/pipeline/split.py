@@ -11,7 +11,7 @@ the stages'.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ class Split:
     routes: dict[tuple[int, int], list[str]]
     # Parameters that several stages use: the stages and the name that each has it by. The first one is its owner.
     tied: list[list[tuple[int, str]]]
+    written: set[str] = field(default_factory=set)  # buffers that forwards write, as far as it is known
 
     @property
     def modules(self) -> list[fx.GraphModule]:
@@ -77,8 +78,11 @@ def split(traced: Traced, stages: Sequence[Sequence[str]]) -> Split:
             raise ConfigError(f"layer {name} is in no stage")
     routes = _routes(traced, stage_of)
     made = [_stage(traced, stage_of, stage, len(stages), routes) for stage in range(len(stages))]
-    _keep_unused(traced.model, made)
-    return Split(made, routes, _tied(made))
+    saved = traced.model.state_dict()
+    _keep_unused(traced.model, saved, made)
+    for stage_made in made:
+        _leave_constants_out(stage_made.module, saved)
+    return Split(made, routes, _tied(made), traced.written)
 
 
 def _routes(traced: Traced, stage_of: dict[int, int]) -> dict[tuple[int, int], list[str]]:
@@ -137,10 +141,17 @@ def _stage(
     return Stage(module, takes, gives)
 
 
-def _keep_unused(model: nn.Module, stages: list[Stage]) -> None:
+def _leave_constants_out(module: nn.Module, saved: dict[str, Any]) -> None:
+    """torch.fx makes buffers of constants, and saves those that the model does not save."""
+    for path, part in module.named_modules():
+        for name in part._buffers:
+            if f"{path}.{name}".lstrip(".") not in saved:
+                part._non_persistent_buffers_set.add(name)
+
+
+def _keep_unused(model: nn.Module, saved: dict[str, Any], stages: list[Stage]) -> None:
     """What the model has and never uses stays with the first stage, so that nothing is lost from a checkpoint."""
     there = {name for stage in stages for name in stage.module.state_dict()}
-    saved = model.state_dict()
     for name in saved:
         if name in there:
             continue
