@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch  # noqa: E402
+from ddip.pipeline.auxiliary import auxiliary_loss, taken  # noqa: E402
 from ddip.pipeline.faithful import Seen, check, difference_of  # noqa: E402
 from ddip.pipeline.partition import plan_for  # noqa: E402
 from ddip.pipeline.parts import parts_of  # noqa: E402
@@ -488,3 +489,75 @@ def test_what_stages_only_read_may_be_in_several_and_constants_are_in_no_checkpo
     assert torch.equal(pieces(x), model(x)) and traced.written == set()
     parts_of(pieces, 3)
     assert set(pieces.state_dict()) == set(model.state_dict())
+
+
+# ---- sizes
+
+
+class Reshapes(Three):
+    """fx cannot follow it; export can."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x) if x.shape[0] > 2 else -x
+        x = x.reshape(x.shape[0], 2, 4).transpose(1, 2).reshape(x.shape[0], 8)
+        return self.c(self.b(x - x.sum(0, keepdim=True) / x.shape[0]))
+
+
+def test_an_exported_model_takes_other_sizes_or_says_which() -> None:
+    model = Reshapes()
+    traced = looked_at(model, (samples(),))
+    names = [layer.name for layer in traced.layers]
+    assert traced.how == "export"
+    for pieces in (each_alone(traced), split(traced, [names])):
+        for count in (3, 4, 7):
+            assert torch.equal(pieces(samples(count)), model(samples(count)))
+        with pytest.raises(library.ConfigError) as error:
+            pieces(samples(2))
+        assert str(error.value) == (
+            "Reshapes was traced with (float32[4, 8]) and got (float32[2, 8]); expected x.size()[0] >= 3, or an example like it"
+        )
+
+
+class Counted(Three):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls = self.calls + 1
+        return self.c(self.b(self.a(x)))
+
+
+def test_a_buffer_that_an_exported_model_writes_is_written_where_it_is_computed() -> None:
+    x = samples()
+    for model in (Counted(), Counts()):
+        traced = looked_at(model, (x,))
+        assert traced.how == "export" and "calls" in traced.written
+        assert sum("calls" in dict(module.named_buffers()) for module in each_alone(traced).modules) == 1
+
+
+# ---- auxiliary losses
+
+
+class Penalty(Three):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.b(self.a(x))
+        auxiliary_loss(x.square().mean())
+        return self.c(x)
+
+
+def test_an_auxiliary_loss_inside_a_whole_model_is_not_lost() -> None:
+    model, x = Around(Penalty()), samples()
+    traced = looked_at(model, (x,))
+    assert [layer.name for layer in traced.layers] == ["inner", "last"] and not taken()
+    model(x)
+    (wanted,) = taken()
+    each_alone(traced)(x)
+    (found,) = taken()
+    assert torch.equal(found, wanted)
+    why = "auxiliary_loss\\(\\) is in the model's own forward; expected it in that of a module inside it"
+    with pytest.raises(library.ConfigError, match=why):
+        trace(Penalty(), (x,))
+    with pytest.raises(library.ConfigError, match=why):
+        trace(Penalty(), (x,), how="export")
+    assert not taken()

@@ -78,6 +78,8 @@ def split(traced: Traced, stages: Sequence[Sequence[str]]) -> Split:
             raise ConfigError(f"layer {name} is in no stage")
     routes = _routes(traced, stage_of)
     made = [_stage(traced, stage_of, stage, len(stages), routes) for stage in range(len(stages))]
+    if traced.guard is not None:
+        made[0].module.register_forward_pre_hook(traced.guard)
     saved = traced.model.state_dict()
     _keep_unused(traced.model, saved, made)
     for stage_made in made:

@@ -8,6 +8,7 @@ computes them, so that a cut between any two of them is legal.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import fx, nn
 
@@ -41,6 +42,7 @@ class Traced:
     layers: list[Layer]
     how: str  # "sequential", "stages", "fx" or "export"
     instead: str = ""  # why fx could not do what export did
+    guard: Any = None  # looks at the inputs: a hook of the first stage
     checked: bool = False  # that it computes what the model does
     written: set[str] = field(
         default_factory=set
