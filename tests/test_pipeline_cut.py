@@ -71,6 +71,16 @@ def test_what_cannot_be_cut_is_said_by_every_rank(two: ddip.Group, options: str,
         assert said in line and "\n" not in line, line
 
 
+def test_whatever_fails_on_rank_0_is_said_by_every_rank(two: ddip.Group) -> None:
+    two.run("import ddip.pipeline.cutting as cutting; made_plan = cutting.made_plan")
+    two.run("def fails(*given): raise KeyError('a layer\\nof its own')\ncutting.made_plan = fails")
+    try:
+        for line in said_by(two, "p.whole_pipe()"):
+            assert line == "rank 0 cannot cut the model: KeyError: 'a layer\\nof its own'", line
+    finally:
+        two.run("cutting.made_plan = made_plan")
+
+
 @pytest.mark.parametrize("leaves", ["['Pair']", "[p.Pair]"])
 def test_modules_that_stay_whole_are_not_cut(two: ddip.Group, leaves: str) -> None:
     for result in two.run(f"p.pairs({leaves})"):

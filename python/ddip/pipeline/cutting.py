@@ -13,7 +13,8 @@ from torch import nn
 from ddip.errors import ConfigError
 from ddip.pipeline.profile import link_bytes_per_ms, profile
 from ddip.pipeline.split import Split, split
-from ddip.pipeline.trace import Traced, classes_of, trace
+from ddip.pipeline.trace import classes_of, trace
+from ddip.pipeline.traced import Traced, first_line
 from ddip.replicas import broadcast_object
 
 Cost = tuple[float, float, float, float, float]  # ms: forward, backward, weight gradient, step, predict
@@ -117,12 +118,15 @@ def made_plan(traced: Traced, inputs: tuple[Any, ...], width: int, partition: An
 def on_rank_0(ranks: Any, make: Any) -> Any:
     """What rank 0 makes, on every rank; what it could not do is said by all of them."""
     said: tuple[str, Any] = ("", None)
+    cause: Exception | None = None
     if ranks.rank == 0:
         try:
             said = ("", make())
         except ConfigError as error:
             said = (str(error), None)
+        except Exception as error:  # whatever it is: the others wait to be told
+            said, cause = (f"rank 0 cannot cut the model: {first_line(error)}", None), error
     failure, made = broadcast_object(said, ranks=ranks)
     if failure:
-        raise ConfigError(failure)
+        raise ConfigError(failure) from cause
     return made
