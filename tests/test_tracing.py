@@ -561,3 +561,104 @@ def test_an_auxiliary_loss_inside_a_whole_model_is_not_lost() -> None:
     with pytest.raises(library.ConfigError, match=why):
         trace(Penalty(), (x,), how="export")
     assert not taken()
+
+
+# ---- inputs
+
+
+class Masked(Three):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None, *, scale: float = 2.0) -> torch.Tensor:
+        x = self.a(x)
+        if mask is not None:
+            x = x * mask
+        return self.c(self.b(x).relu()) * scale
+
+
+def test_an_argument_that_the_example_leaves_out_is_left_out(capfd: Any) -> None:
+    model, x = Masked(), samples()
+    for inputs in ((x,), (x, torch.rand(8))):
+        traced = looked_at(model, inputs)
+        assert traced.how == "fx" and torch.equal(each_alone(traced)(*inputs), model(*inputs))
+    with pytest.raises(library.ConfigError, match="^layer a cannot run: the input x is float32"):
+        looked_at(model, (x[:, :3],))
+    assert capfd.readouterr().err == ""
+
+
+def test_an_example_with_another_number_of_inputs_is_refused() -> None:
+    x = samples()
+    for inputs, why in (((), "missing a required argument: 'x'"), ((x, x, x), "too many positional arguments")):
+        with pytest.raises(
+            library.ConfigError,
+            match=f"^Masked.forward takes x, mask, scale and cannot be called with {len(inputs)} inputs: {why}",
+        ):
+            trace(Masked(), inputs)
+    with pytest.raises(
+        library.ConfigError, match="^Sequential.forward takes input and cannot be called with 2 inputs: too many"
+    ):
+        trace(nn.Sequential(nn.Linear(8, 4)), (x, x))
+    with pytest.raises(library.ConfigError, match="^a list of stages takes one input and the example has 2"):
+        trace([nn.Linear(8, 4)], (x, x))
+
+
+def test_a_type_or_a_device_is_read_where_it_is_needed() -> None:
+    class Types(Three):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            size, kind, place = x.size(), x.dtype, x.device
+            x = self.b(self.a(x))
+            return self.c(x.view(size).to(kind) + torch.ones(size[1], dtype=kind, device=place))
+
+    model, x = Types(), samples()
+    traced = looked_at(model, (x,))
+    pieces = each_alone(traced)
+    assert torch.equal(pieces(x), model(x))
+    sent = {value for values in pieces.routes.values() for value in values}
+    assert "x" in sent and not any("getattr" in value for value in sent), sent
+
+
+# ---- what cannot be cut is said in one line
+
+
+class KeepsMore(Three):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"steps": 1}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        pass
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.c(self.b(self.a(x)))
+
+
+class NoWayBack(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return x * 2
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        raise RuntimeError("no way\nback")
+
+
+class OneWay(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return NoWayBack.apply(x)  # type: ignore[no-any-return]
+
+
+def test_a_model_with_more_state_than_tensors_is_refused() -> None:
+    with pytest.raises(library.ConfigError, match=r"^KeepsMore has get_extra_state\(\), which its stages cannot keep"):
+        looked_at(KeepsMore(), (samples(),))
+    assert looked_at(nn.Sequential(KeepsMore(), nn.Linear(4, 4)), (samples(),)).checked
+
+
+def test_a_layer_whose_backward_fails_is_named() -> None:
+    x = samples()
+    for model, why in (
+        (nn.Sequential(OneWay(), nn.Linear(8, 4)), "layer 0 cannot run backward: RuntimeError: no way"),
+        (
+            nn.Sequential(nn.Linear(8, 4), OneWay()),
+            "Sequential cannot run forward and backward on the example: RuntimeError: no way",
+        ),
+    ):
+        with pytest.raises(library.ConfigError) as error:
+            profile(trace(model, (x,)), (x,), times=1)
+        assert str(error.value) == why

@@ -12,10 +12,15 @@ _losses: list[Tensor] = []
 
 def auxiliary_loss(loss: Tensor) -> None:
     """Called in a stage's forward: this loss, a mean over the samples, is added to the one at the end of the pipeline."""
-    if isinstance(loss, fx.Proxy) or torch.compiler.is_exporting():
+    if isinstance(loss, fx.Proxy) or _is_exporting():
         # A graph has no place for it. A module inside the model is then left whole.
         raise ConfigError("auxiliary_loss() is in the model's own forward; expected it in that of a module inside it")
     _losses.append(loss)
+
+
+def _is_exporting() -> bool:
+    asked = getattr(torch.compiler, "is_exporting", None)  # since torch 2.7
+    return asked is not None and bool(asked())
 
 
 def taken() -> list[Tensor]:

@@ -58,7 +58,9 @@ def check(traced: Traced, inputs: tuple[Any, ...]) -> None:
                 continue  # it is no model for this mode
             with untouched(traced.model):
                 composed(traced, alone, inputs)  # says which layer
-            raise ConfigError(f"{kind(traced.model)} cannot run on the example: {first_line(error)}") from error
+            raise ConfigError(
+                f"{kind(traced.model)} cannot run forward and backward on the example: {first_line(error)}"
+            ) from error
         if training:
             traced.written |= {name for seen in theirs for name in seen.written}
         try:
@@ -90,7 +92,7 @@ def composed(
     traced: Traced, alone: Split, inputs: tuple[Any, ...], copy: Callable[[Any], Any] = fresh
 ) -> dict[str, Any]:
     """Every value by its name. Each layer gets copies, as a stage does: what it changes in place, nobody else sees."""
-    values: dict[str, Any] = dict(zip(alone.stages[0].takes, inputs, strict=False))
+    values: dict[str, Any] = dict(zip(alone.stages[0].takes, inputs, strict=True))
     for layer, stage in zip(traced.layers, alone.stages, strict=True):
         result = run_layer(traced, stage, layer.name, [copy(values[name]) for name in stage.takes if name in values])
         values.update({stage.gives[0]: result} if len(stage.gives) == 1 else result)

@@ -23,11 +23,12 @@ class CannotFollow(Exception):
     """What fx would leave out without a word."""
 
 
-def symbolic(model: nn.Module, leaves: tuple[type[nn.Module], ...]) -> Traced:
+def symbolic(model: nn.Module, leaves: tuple[type[nn.Module], ...], omitted: dict[str, Any]) -> Traced:
+    """`omitted`: arguments that the model is called without, and what they are then."""
     if has_hooks(model) or "forward" in vars(model):
         raise CannotFollow("it has hooks, or a forward that is not its class's")
     with untouched(model):
-        before, tracer = _Before(model), _Tracer(leaves)
+        before, tracer = _Before(model), _Tracer(leaves, omitted)
         module = fx.GraphModule(model, tracer.trace(model))
         before.refuse_changes()
     module.graph.eliminate_dead_code(is_impure_node=_has_effects)
@@ -66,9 +67,12 @@ class _Before:
 class _Tracer(fx.Tracer):
     proxy_buffer_attributes = True  # a buffer may be another one in the next step
 
-    def __init__(self, leaves: tuple[type[nn.Module], ...]) -> None:
+    def __init__(self, leaves: tuple[type[nn.Module], ...], omitted: dict[str, Any]) -> None:
         super().__init__()
-        self.leaves, self.modes = leaves, _modes()
+        self.leaves, self.omitted, self.modes = leaves, omitted, _modes()
+
+    def _proxy_placeholder(self, name: str, *rest: Any) -> Any:
+        return self.omitted[name] if name in self.omitted else super()._proxy_placeholder(name, *rest)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, self.leaves) or _asks_its_mode(m) or super().is_leaf_module(m, module_qualified_name)

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from ddip._engine import PartitionEdge, PartitionGraph, PartitionLayer
+from ddip.errors import ConfigError
 from ddip.pipeline.auxiliary import taken
 from ddip.pipeline.faithful import called, check, composed
 from ddip.pipeline.split import split
-from ddip.pipeline.traced import Traced
+from ddip.pipeline.traced import Traced, first_line
 from ddip.pipeline.untouched import untouched
 from ddip.pipeline.values import bytes_of, fresh, shape_of, tensors_of
 
@@ -38,8 +39,11 @@ def profile(traced: Traced, inputs: tuple[Any, ...], *, times: int = 3) -> Parti
         ]
         # Round by round: what disturbs the machine for a moment disturbs no layer each time.
         for turn in range(times + 1 if times else 0):
-            for cost in costs:
-                cost.measure(counting=turn == 0)
+            for layer, cost in zip(traced.layers, costs, strict=True):
+                try:
+                    cost.measure(counting=turn == 0)
+                except Exception as error:
+                    raise ConfigError(f"layer {layer.name} cannot run backward: {first_line(error)}") from error
         taken()  # nobody's losses
     layers = [
         PartitionLayer(layer.name, *cost.milliseconds(), _parameter_bytes(cost.module), sum(cost.kept.values()))

@@ -18,7 +18,7 @@ import torch
 from torch import fx, nn
 
 from ddip.errors import ConfigError
-from ddip.pipeline.traced import Traced
+from ddip.pipeline.traced import Traced, is_read_anywhere
 
 OUTPUT = "output"
 
@@ -121,6 +121,8 @@ def _stage(
         """Constants and parameters are fetched where they are used."""
         if node not in known and node.op == "get_attr":
             known[node] = graph.get_attr(str(node.target))
+        if node not in known and is_read_anywhere(node):
+            known[node] = graph.node_copy(node, copied)
         return known[node]
 
     mine = {node for index, layer in enumerate(traced.layers) if stage_of[index] == stage for node in layer.nodes}
@@ -158,6 +160,11 @@ def _keep_unused(model: nn.Module, saved: dict[str, Any], stages: list[Stage]) -
         if name in there:
             continue
         *path, leaf = name.split(".")
+        if leaf == "_extra_state":
+            raise ConfigError(
+                f"{type(model.get_submodule('.'.join(path))).__name__} has get_extra_state(), which its stages cannot keep; expected "
+                "it in leaves=, or a list of stages"
+            )
         at: nn.Module = stages[0].module
         for part in path:
             if part not in at._modules:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,13 +34,14 @@ def trace(
     """
     _refuse_lazy([model] if isinstance(model, nn.Module) else list(model))
     if not isinstance(model, nn.Module):
-        return _of_list(list(model))
+        return _of_list(list(model), inputs)
+    omitted = omitted_of(model, inputs) if inputs is not None else {}
     if how == "export":
         return exported(model, inputs)
     if how == "auto" and is_plain_sequential(model):
         return _of_children(model, _flattened(model, tuple(leaves)), "sequential")
     try:
-        return symbolic(model, tuple(leaves))
+        return symbolic(model, tuple(leaves), omitted)
     except Exception as error:
         why = f"torch.fx cannot trace {kind(model)}: {first_line(error)}"
         if how == "fx" or inputs is None:
@@ -78,7 +80,28 @@ def _refuse_lazy(parts: list[Any]) -> None:
                 raise ConfigError(f"parameter {name} has no shape yet; expected a model that has seen one batch")
 
 
-def _of_list(modules: list[nn.Module]) -> Traced:
+def omitted_of(model: nn.Module, inputs: tuple[Any, ...]) -> dict[str, Any]:
+    """Arguments that `inputs` leaves out, with what they are then."""
+    signature = inspect.signature(model.forward)
+    try:
+        given = signature.bind(*inputs)
+    except TypeError as error:
+        raise ConfigError(
+            f"{kind(model)}.forward takes {', '.join(signature.parameters) or 'nothing'} and cannot be called with {len(inputs)} "
+            f"{'input' if len(inputs) == 1 else 'inputs'}: {error}"
+        ) from None
+    return {
+        name: argument.default
+        for name, argument in signature.parameters.items()
+        if name not in given.arguments and argument.default is not inspect.Parameter.empty
+    }
+
+
+def _of_list(modules: list[nn.Module], inputs: tuple[Any, ...] | None) -> Traced:
+    if inputs is not None and len(inputs) != 1:
+        raise ConfigError(
+            f"a list of stages takes one input and the example has {len(inputs)}; a tuple as one input is ((a, b),)"
+        )
     for number, module in enumerate(modules):
         if not isinstance(module, nn.Module):
             raise ConfigError(f"stage {number} is a {type(module).__name__}; expected a torch module")

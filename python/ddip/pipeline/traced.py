@@ -71,10 +71,23 @@ class Traced:
         layer_of = self.layer_of()
         found: dict[tuple[fx.Node, int], Flow] = {}
         for node, target in layer_of.items():
-            for value in node.all_input_nodes:
+            for value in needs_of(node):
                 if value in layer_of and layer_of[value] != target:
                     found.setdefault((value, target), Flow(layer_of[value], target, value))
         return list(found.values())
+
+
+def is_read_anywhere(node: fx.Node) -> bool:
+    """A value's type or device, which no message carries: each stage reads it from the value, and finds its own device."""
+    return node.op == "call_function" and node.target is getattr and node.args[1] in ("dtype", "device", "layout")
+
+
+def needs_of(node: fx.Node) -> list[fx.Node]:
+    """The values that it is computed from."""
+    found: dict[fx.Node, None] = {}
+    for value in node.all_input_nodes:
+        found.update(dict.fromkeys(needs_of(value) if is_read_anywhere(value) else [value]))
+    return list(found)
 
 
 def traced_of(model: nn.Module, module: fx.GraphModule, how: str) -> Traced:
@@ -97,9 +110,9 @@ def _layers(model: nn.Module, graph: fx.Graph) -> list[Layer]:
     names: set[str] = set()
     waiting: list[fx.Node] = []  # they need no value (a counter that is increased): part of the layer behind them
     for node in graph.nodes:
-        if node.op not in _COMPUTES:
+        if node.op not in _COMPUTES or is_read_anywhere(node):
             continue
-        needs = [value for value in node.all_input_nodes if value.op != "get_attr"]
+        needs = [value for value in needs_of(node) if value.op != "get_attr"]
         if not needs:
             waiting.append(node)
             continue
