@@ -81,6 +81,16 @@ def test_whatever_fails_on_rank_0_is_said_by_every_rank(two: ddip.Group) -> None
         two.run("cutting.made_plan = made_plan")
 
 
+@pytest.mark.parametrize("stages", ["0", "-2", "2.0", "'2'", "True"])
+def test_stages_that_are_no_count_are_refused(two: ddip.Group, stages: str) -> None:
+    for call in (
+        f"p.whole_pipe(stages={stages})",
+        f"p.pipe_of(torch.nn.Sequential(torch.nn.Linear(2, 2)), stages={stages})",
+    ):
+        for line in said_by(two, call):
+            assert line == f"stages={stages}: expected a whole number from 1 on, or None: one for each rank"
+
+
 @pytest.mark.parametrize("leaves", ["['Pair']", "[p.Pair]"])
 def test_modules_that_stay_whole_are_not_cut(two: ddip.Group, leaves: str) -> None:
     for result in two.run(f"p.pairs({leaves})"):

@@ -22,6 +22,11 @@ def refuse_other_numbers(clip: Any, seed: Any) -> None:
         raise ConfigError(f"seed={seed!r}: expected a whole number from 0 on, below 2**62")
 
 
+def refuse_other_stages(stages: Any) -> None:
+    if stages is not None and (isinstance(stages, bool) or not isinstance(stages, Integral) or stages < 1):
+        raise ConfigError(f"stages={stages!r}: expected a whole number from 1 on, or None: one for each rank")
+
+
 def refuse_what_cannot_be_called(optimizer: Any, scheduler: Any, loss: Any) -> None:
     if not callable(optimizer):
         raise ConfigError(

@@ -23,6 +23,7 @@ from ddip.pipeline.arguments import (
     clipping_of,
     refuse_other_counts,
     refuse_other_numbers,
+    refuse_other_stages,
     refuse_what_cannot_be_called,
 )
 from ddip.pipeline.auxiliary import taken
@@ -115,6 +116,7 @@ class Pipeline:
         self._given_ranks = ranks
         self.ranks = comm() if ranks is None else ranks
         refuse_what_cannot_be_called(optimizer, scheduler, loss)
+        refuse_other_stages(stages)
         if self.ranks.name == "nccl":
             raise ConfigError(
                 "backend nccl: a pipeline does not send its messages by it; expected shm, which goes from GPU to GPU, or gloo, mpi"
