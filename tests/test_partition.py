@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -18,6 +19,7 @@ pytest.importorskip("torch")
 
 import torch  # noqa: E402
 from ddip._engine import PartitionPlan, check_partition_world  # noqa: E402
+from ddip.pipeline.cutting import made_plan  # noqa: E402
 from ddip.pipeline.partition import plan_for, read_plan  # noqa: E402
 from ddip.pipeline.profile import bytes_of, profile, shape_of  # noqa: E402
 from ddip.pipeline.split import split  # noqa: E402
@@ -492,6 +494,10 @@ def broken():
     raise ValueError("no such\\nthing")
 def number():
     return 3
+def leaves():
+    raise SystemExit(0)
+def two_inputs():
+    return make(), (torch.zeros(2, 4), torch.zeros(2))
 """
 
 
@@ -525,6 +531,38 @@ def test_the_command_says_what_is_wrong_in_one_line(tmp_path: Path, monkeypatch:
     assert refused("broken", code=1) == f"ddip partition {net}:broken: ValueError: no such thing (net.py:9)"
     assert refused("pair", stages=4) == "ddip partition: 4 stages for 3 layers; expected no more stages than layers"
     assert refused("pair", f"--svg={tmp_path}/none/cut.svg").endswith("there is no such folder")
+    for shape in ("4x4:qint8", "4x4:strided", "4x"):
+        assert refused("pair", f"--input={shape}").endswith("expected a shape, as 8x3x32x32 or 8x128:int64")
+    assert refused("pair", "--input=0x4").endswith("it has no element; expected sizes from 1 on")
+    assert refused("pair", "--input=99999999999x99999999999").startswith("ddip partition --input 99999999999x")
+    for memory in ("20000000TiB", "2000TiB", "9" * 400):
+        assert refused("pair", f"--memory={memory}").endswith("expected bytes of one device, as 512MiB or 8GiB")
+    for link in ("9" * 400, f"0.{'0' * 320}1"):
+        assert refused("pair", f"--link={link}").endswith("expected megabytes per second, as 1000")
+    assert refused("leaves", code=1) == f"ddip partition {net}:leaves: SystemExit: 0 (net.py:13)"
+    assert refused("two_inputs").endswith("cannot be called with 2 inputs: too many positional arguments")
+    assert refused("pair", f"--svg={out}").endswith("plan.json would be written twice; expected two names")
+    assert refused("pair", "--svg=/proc/cut.svg").startswith(
+        "ddip partition: /proc/cut.svg: nothing can be written there"
+    )
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", tmp_path, "/dev/null"):
+        assert refused("pair", f"--svg={place}") == (
+            f"ddip partition: {place}: it is there and is no file; expected a file's name"
+        )
+
+
+def test_a_plan_is_read_from_a_file_only(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", tmp_path, Path("/dev/null")):
+        with pytest.raises(library.ConfigError, match=f"^{place}: it is no file$"):
+            read_plan(place)
+    _, inputs, traced = made("mlp")
+    for other in (0, True, 2.5, b"plan", ["single"]):
+        with pytest.raises(library.ConfigError, match="is no plan; expected the name of its file$"):
+            read_plan(other)  # type: ignore[arg-type]
+        with pytest.raises(library.ConfigError, match="expected single, mixed, mirrored, a plan or the file of one$"):
+            made_plan(traced, inputs, 2, other, False, 0.0)
 
 
 def test_the_commands_exit_codes_and_json(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def cut(
             raise ConfigError("partition= is for a whole model; a list of stages is cut already")
         layers, edges = on_rank_0(ranks, lambda: measured_layers(traced, inputs))
         return Cut(list(model), None, layers, edges, link)
-    count = stages or width
+    count = width if stages is None else stages
     if count % width:
         raise ConfigError(f"stages={stages}: expected a multiple of the pipeline's {width} ranks")
     text = on_rank_0(ranks, lambda: str(made_plan(traced, inputs, count, partition, recompute, link)))
@@ -104,6 +104,8 @@ def made_plan(traced: Traced, inputs: tuple[Any, ...], width: int, partition: An
         partition.check_is_for(profile(traced, inputs, times=0))
         check_plan(partition, traced)
         return partition
+    if not isinstance(partition, (str, Path, type(None))):
+        raise ConfigError(f"partition={partition!r}: expected {', '.join(PLACEMENTS)}, a plan or the file of one")
     if partition is None or partition in PLACEMENTS:
         return plan_for(
             traced, inputs, width, placement=partition or "single", recompute=recompute, link_bytes_per_ms=link

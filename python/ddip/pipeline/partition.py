@@ -51,6 +51,10 @@ def check_plan(plan: PartitionPlan, traced: Traced) -> None:
 def read_plan(path: str | Path, traced: Traced | None = None, inputs: tuple[Any, ...] | None = None) -> PartitionPlan:
     """A plan that somebody may have edited. With the traced model and a micro-batch it is also checked that the plan is
     for this model: layers, edges and shapes."""
+    if not isinstance(path, (str, Path)):  # open() takes numbers, too: those of open files
+        raise ConfigError(f"{path!r} is no plan; expected the name of its file")
+    if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
+        raise ConfigError(f"{path}: it is no file")
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read(LARGEST_FILE + 1)

@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ddip.errors import ConfigError
+from ddip.pipeline.writable import refuse_unwritable
 
 UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+MOST_BYTES = 2**50  # what a plan's file can say
+SLOWEST, FASTEST = 1e-6, 1e12  # MB/s; no link is beyond, and times stay numbers
 
 
 class FactoryFailed(Exception):
@@ -56,9 +59,7 @@ def _run(arguments: list[str]) -> int:
         parser.add_argument(flag, action="store_true")
     asked = parser.parse_args(arguments)
     memory, link = memory_of(asked.memory), speed_of(asked.link)
-    for path in (asked.out, asked.svg):
-        if path and not Path(path).absolute().parent.is_dir():
-            raise ConfigError(f"ddip partition: {path}: there is no such folder")
+    refuse_unwritable("ddip partition", [asked.out, asked.svg])
     model, inputs = load(asked.model, asked.input)
 
     from ddip.pipeline.partition import plan_for
@@ -94,7 +95,7 @@ def memory_of(text: str) -> int:
         return 0
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
     unit = UNITS.get(found[2].lower()) if found else None
-    if not found or unit is None or float(found[1]) * unit < 1:
+    if not found or unit is None or not 1 <= float(found[1]) * unit <= MOST_BYTES:
         raise ConfigError(f"ddip partition --memory {text}: expected bytes of one device, as 512MiB or 8GiB")
     return int(float(found[1]) * unit)
 
@@ -103,7 +104,7 @@ def speed_of(text: str) -> float:
     """Bytes in a millisecond, of megabytes in a second."""
     if not text:
         return 0.0
-    if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) == 0:
+    if not re.fullmatch(r"\d+(\.\d+)?", text) or not SLOWEST <= float(text) <= FASTEST:
         raise ConfigError(f"ddip partition --link {text}: expected megabytes per second, as 1000")
     return float(text) * 1000
 
@@ -113,11 +114,18 @@ def input_of(text: str) -> Any:
 
     found = re.fullmatch(r"(\d+(?:x\d+)*)(?::(\w+))?", text)
     dtype = getattr(torch, found[2] or "float32", None) if found else None
-    if not found or not isinstance(dtype, torch.dtype):
+    numbers = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
+    usual = isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex or dtype in numbers)
+    if not found or not usual or dtype is None:
         raise ConfigError(f"ddip partition --input {text}: expected a shape, as 8x3x32x32 or 8x128:int64")
     shape = [int(size) for size in found[1].split("x")]
-    # Whole numbers are indices into something: 0 is in every table.
-    return torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
+    if 0 in shape:
+        raise ConfigError(f"ddip partition --input {text}: it has no element; expected sizes from 1 on")
+    try:
+        # Whole numbers are indices into something: 0 is in every table.
+        return torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
+    except (RuntimeError, OverflowError, TypeError) as error:
+        raise ConfigError(f"ddip partition --input {text}: {' '.join(str(error).split())[:200]}") from None
 
 
 def load(name: str, shapes: list[str]) -> tuple[Any, tuple[Any, ...]]:
@@ -142,7 +150,7 @@ def load(name: str, shapes: list[str]) -> tuple[Any, tuple[Any, ...]]:
         made = factory()
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # whoever exits, even with 0, has made no model
         raise FactoryFailed(f"ddip partition {name}: {type(error).__name__}: {error}{place_of(error, file)}") from error
     return taken_apart(name, made, inputs)
 
