@@ -102,31 +102,46 @@ class Plus(nn.Sequential):
         return super().forward(x) + x
 
 
-def with_hook(kind: str) -> nn.Sequential:
+def with_forward() -> nn.Sequential:
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
-    if kind == "before":
-        model.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,))
-    elif kind == "behind":
-        model.register_forward_hook(lambda module, inputs, result: result + 1)
-    else:
-        model.forward = lambda x: nn.Sequential.forward(model, x) + 1  # type: ignore[method-assign]
+    model.forward = lambda x: nn.Sequential.forward(model, x) + 1  # type: ignore[method-assign]
     return model
 
 
-@pytest.mark.parametrize(
-    "make",
-    [lambda: Plus(nn.Linear(8, 8)), *[lambda kind=kind: with_hook(kind) for kind in ("before", "behind", "own")]],
-)
+@pytest.mark.parametrize("make", [lambda: Plus(nn.Linear(8, 8)), with_forward])
 def test_a_sequential_that_does_more_than_its_modules_is_not_cut_as_if_it_did_not(
     make: Callable[[], nn.Sequential],
 ) -> None:
     model, x = make(), samples()
     with pytest.raises(library.ConfigError, match="can be cut only with example="):
         parts_of(model, 1)
+    assert torch.equal(each_alone(looked_at(model, (x,)))(x), model(x))
     whole = nn.Sequential(nn.Linear(8, 8), model, nn.Linear(8, 4))
     traced = looked_at(whole, (x,))
     assert [layer.name for layer in traced.layers] == ["0", "1", "2"]
     assert torch.equal(each_alone(traced)(x), whole(x))
+
+
+@pytest.mark.parametrize("kind", ["register_forward_pre_hook", "register_forward_hook", "register_full_backward_hook"])
+def test_a_module_with_hooks_is_one_layer_and_a_whole_model_with_hooks_is_refused(kind: str) -> None:
+    calls = []
+    inner, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)), samples()
+    getattr(inner, kind)(lambda *given: calls.append(type(given[1])))
+    for refused in (
+        lambda: parts_of(inner, 1),
+        lambda: trace(inner, (x,)),
+        lambda: trace([inner], (x,)) and trace(inner),
+    ):
+        with pytest.raises(
+            library.ConfigError, match="^Sequential has hooks of its own, which no stage would call; expected"
+        ):
+            refused()
+    for model in (nn.Sequential(nn.Linear(8, 8), inner, nn.Linear(4, 4)), Around(inner)):
+        traced = looked_at(model, (x,))
+        assert [layer.name for layer in traced.layers] in (["0", "1", "2"], ["inner", "last"])
+        calls.clear()
+        each_alone(traced)(x.clone().requires_grad_()).sum().backward()
+        assert calls == [tuple]
 
 
 # ---- what is neither an operation nor a value
@@ -235,7 +250,10 @@ def test_an_exported_batch_norm_cannot_be_evaluated_and_is_refused() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.c(self.norm(self.a(x) if x.shape[0] > 2 else self.b(x)))
 
-    with pytest.raises(library.ConfigError, match="with torch.export the layers of Exported .* in evaluation: "):
+    with pytest.raises(
+        library.ConfigError,
+        match="with torch.export the layers of Exported .* in evaluation: .* fixes a model to the mode",
+    ):
         looked_at(Exported(), (samples(),))
 
 
@@ -330,13 +348,34 @@ def test_the_stages_change_what_the_model_changes_and_tracing_changes_nothing(ma
     assert set(pieces.state_dict()) == set(other.state_dict())
 
 
+class Keeps(Three):
+    """For whoever looks at it, or for its own next forward."""
+
+    last: Any = None
+
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.reads = reads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x) + (self.last.detach() if self.reads and self.last is not None else 0)
+        self.last = self.b(x)
+        return self.c(self.last)
+
+
 def test_a_model_that_counts_in_python_is_refused() -> None:
-    with pytest.raises(
-        library.ConfigError, match=r"torch.fx cannot trace OwnSteps: CannotFollow: its forward changes self"
-    ):
-        looked_at(OwnSteps(), (samples(),))
+    with pytest.raises(library.ConfigError) as error:
+        trace(OwnSteps(), (samples(),))
+    assert str(error.value) == (
+        "OwnSteps cannot be cut: its forward changes self.steps; expected it in a buffer, in a module inside it, or a list of stages"
+    )
     with pytest.raises(library.ConfigError, match="the result is another one; does"):
         looked_at(OwnSteps(), (samples(),), how="export")
+    assert looked_at(Keeps(False), (samples(),)).how == "export"
+    with pytest.raises(
+        library.ConfigError, match="with torch.export the layers of Keeps .*: the result is another one; does"
+    ):
+        looked_at(Keeps(True), (samples(),))
 
 
 # ---- random numbers
@@ -582,6 +621,18 @@ def test_an_argument_that_the_example_leaves_out_is_left_out(capfd: Any) -> None
     with pytest.raises(library.ConfigError, match="^layer a cannot run: the input x is float32"):
         looked_at(model, (x[:, :3],))
     assert capfd.readouterr().err == ""
+
+
+def test_what_nobody_can_follow_is_said_and_nothing_is_printed(capfd: Any) -> None:
+    class Looks(Three):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.c(self.a(x) if x.sum() > 0 else self.b(x))
+
+    with pytest.raises(
+        library.ConfigError, match="; nor torch.export cannot follow Looks: GuardOnDataDependentSymNode: "
+    ):
+        trace(Looks(), (samples(),))
+    assert capfd.readouterr() == ("", "")
 
 
 def test_an_example_with_another_number_of_inputs_is_refused() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
+import warnings
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.export import Dim
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from ddip.errors import ConfigError
@@ -47,15 +52,29 @@ def _module_of(model: nn.Module, inputs: tuple[Any, ...]) -> fx.GraphModule:
     open_sizes = pytree.tree_map(
         lambda leaf: dict.fromkeys(range(leaf.dim()), Dim.AUTO) if isinstance(leaf, torch.Tensor) else None, inputs
     )
-    for sizes in (open_sizes, None):
+    try:
+        return _exported_quietly(model, inputs, open_sizes)
+    except GuardOnDataDependentSymNode as error:  # it looks at its values, whatever the sizes are
+        raise ConfigError(f"torch.export cannot follow {kind(model)}: {first_line(error)}") from error
+    except Exception:
         try:
-            module = torch.export.export(model, inputs, dynamic_shapes=sizes).module()
-            assert isinstance(module, fx.GraphModule)
-            return module
+            return _exported_quietly(model, inputs, None)
         except Exception as error:
-            if sizes is None:
-                raise ConfigError(f"torch.export cannot follow {kind(model)}: {first_line(error)}") from error
-    raise AssertionError("the last attempt returns or raises")
+            raise ConfigError(f"torch.export cannot follow {kind(model)}: {first_line(error)}") from error
+
+
+def _exported_quietly(model: nn.Module, inputs: tuple[Any, ...], sizes: Any) -> fx.GraphModule:
+    """What it cannot do, its error says; what it prints besides is for those who work on torch."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            module = torch.export.export(model, inputs, dynamic_shapes=sizes).module()
+    finally:
+        logging.disable(before)
+    assert isinstance(module, fx.GraphModule)
+    return module
 
 
 def _write_at_once(graph: fx.Graph) -> None:

@@ -78,10 +78,13 @@ def _refusal(traced: Traced, difference: str, training: bool) -> NotTheModel:
     what = f"{instead}the layers of {kind(traced.model)} one by one do not give what the model gives"
     if training != traced.model.training:
         mode = "training" if training else "evaluation"
-        return NotTheModel(
-            f"{what} in {mode}: {difference}; a forward that asks self.training is fixed to one mode: use nn.Dropout and the "
-            "like, name the module in leaves=, or give a list of stages"
-        )
+        if traced.how == "export":
+            cause = (
+                "torch.export fixes a model to the mode that it is in: make the forward one that torch.fx can follow"
+            )
+        else:
+            cause = "a forward that asks self.training is fixed to one mode: use nn.Dropout and the like, name the module in leaves="
+        return NotTheModel(f"{what} in {mode}: {difference}; {cause}, or give a list of stages")
     return NotTheModel(
         f"{what}: {difference}; does a layer change in place what another one needs, or does a forward depend on Python's "
         "own state or on random numbers? Name the module in leaves=, or give a list of stages"

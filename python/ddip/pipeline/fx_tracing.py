@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from ddip.pipeline.random_state import RandomState
 from ddip.pipeline.sequentials import has_hooks
@@ -23,10 +24,14 @@ class CannotFollow(Exception):
     """What fx would leave out without a word."""
 
 
+class KeepsState(CannotFollow):
+    """Nobody could: it is in no graph."""
+
+
 def symbolic(model: nn.Module, leaves: tuple[type[nn.Module], ...], omitted: dict[str, Any]) -> Traced:
     """`omitted`: arguments that the model is called without, and what they are then."""
-    if has_hooks(model) or "forward" in vars(model):
-        raise CannotFollow("it has hooks, or a forward that is not its class's")
+    if "forward" in vars(model):
+        raise CannotFollow("its forward is not its class's")
     with untouched(model):
         before, tracer = _Before(model), _Tracer(leaves, omitted)
         module = fx.GraphModule(model, tracer.trace(model))
@@ -55,8 +60,13 @@ class _Before:
         if not self.numbers.is_still():
             raise CannotFollow("it draws random numbers that depend on no input")
         for attributes in self.attributes:
-            if name := attributes.changed():
-                raise CannotFollow(f"its forward changes self.{name}")
+            if changed := attributes.changed():
+                what, value = f"its forward changes self.{changed[0]}", changed[1]
+                if any(isinstance(leaf, fx.Proxy) for leaf in pytree.tree_leaves(value)):
+                    raise CannotFollow(
+                        what
+                    )  # a value that is kept to be looked at; whether it is needed, a second forward shows
+                raise KeepsState(f"{what}; expected it in a buffer, in a module inside it, or a list of stages")
 
     def restore(self) -> None:
         self.numbers.restore()
@@ -75,7 +85,8 @@ class _Tracer(fx.Tracer):
         return self.omitted[name] if name in self.omitted else super()._proxy_placeholder(name, *rest)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, self.leaves) or _asks_its_mode(m) or super().is_leaf_module(m, module_qualified_name)
+        whole = isinstance(m, self.leaves) or has_hooks(m) or _asks_its_mode(m)
+        return whole or super().is_leaf_module(m, module_qualified_name)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         if _modes() != self.modes:

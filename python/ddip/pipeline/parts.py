@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from ddip.errors import ConfigError
-from ddip.pipeline.sequentials import is_plain_sequential, steps_of
+from ddip.pipeline.sequentials import is_plain_sequential, refuse_hooks, steps_of
 from ddip.pipeline.shared_buffers import refuse_shared_statistics
 
 
@@ -71,9 +71,10 @@ def _parts_of(model: torch.nn.Module | Sequence[torch.nn.Module] | Split, stages
     if is_plain_sequential(model):
         return parts_of_sequential(model, stages)
     if isinstance(model, torch.nn.Module):
+        refuse_hooks(model)
         raise ConfigError(
             f"{type(model).__name__} can be cut only with example=, the inputs of one micro-batch; without it, a list of stages or an "
-            "nn.Sequential without a forward or hooks of its own is expected"
+            "nn.Sequential without a forward of its own is expected"
         )
     parts = [Part(module, f"{index}.") for index, module in enumerate(model)]  # type: ignore[arg-type]
     if any(not isinstance(part.module, torch.nn.Module) for part in parts):

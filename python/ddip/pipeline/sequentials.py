@@ -6,6 +6,8 @@ from typing import Any, TypeGuard
 
 from torch import nn
 
+from ddip.errors import ConfigError
+
 # What a module calls around its forward and backward: whoever runs its parts by themselves would lose it.
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -22,6 +24,14 @@ def is_plain_sequential(module: Any) -> TypeGuard[nn.Sequential]:
 
 def has_hooks(module: nn.Module) -> bool:
     return any(getattr(module, hooks, None) for hooks in _HOOKS)
+
+
+def refuse_hooks(model: nn.Module) -> None:
+    """Those of modules inside are called; the whole model's own never would be."""
+    if has_hooks(model):
+        raise ConfigError(
+            f"{type(model).__name__} has hooks of its own, which no stage would call; expected them on modules inside it"
+        )
 
 
 def steps_of(module: nn.Sequential) -> list[tuple[str, nn.Module]]:

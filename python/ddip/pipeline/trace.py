@@ -11,8 +11,8 @@ from torch import fx, nn
 from ddip._client import did_you_mean
 from ddip.errors import ConfigError
 from ddip.pipeline.export_tracing import exported
-from ddip.pipeline.fx_tracing import symbolic
-from ddip.pipeline.sequentials import is_plain_sequential, steps_of
+from ddip.pipeline.fx_tracing import KeepsState, symbolic
+from ddip.pipeline.sequentials import is_plain_sequential, refuse_hooks, steps_of
 from ddip.pipeline.traced import Traced, first_line, kind, traced_of
 
 __all__ = ["Traced", "classes_of", "trace"]
@@ -35,6 +35,7 @@ def trace(
     _refuse_lazy([model] if isinstance(model, nn.Module) else list(model))
     if not isinstance(model, nn.Module):
         return _of_list(list(model), inputs)
+    refuse_hooks(model)
     omitted = omitted_of(model, inputs) if inputs is not None else {}
     if how == "export":
         return exported(model, inputs)
@@ -42,6 +43,8 @@ def trace(
         return _of_children(model, _flattened(model, tuple(leaves)), "sequential")
     try:
         return symbolic(model, tuple(leaves), omitted)
+    except KeepsState as error:
+        raise ConfigError(f"{kind(model)} cannot be cut: {error}") from error
     except Exception as error:
         why = f"torch.fx cannot trace {kind(model)}: {first_line(error)}"
         if how == "fx" or inputs is None:

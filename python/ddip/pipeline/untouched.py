@@ -40,12 +40,12 @@ class Attributes:
         self._before = dict(module.__dict__)
         self._inside = {name: dict(module.__dict__[name]) for name in _CONTAINERS}
 
-    def changed(self) -> str | None:
-        """The name of one that is not what it was, or that was not there."""
+    def changed(self) -> tuple[str, Any] | None:
+        """One that is not what it was, or was not there: its name, and what it is now."""
         for before, now in [(self._before, self.module.__dict__), *self._pairs()]:
             for name in [*before, *now]:
                 if not name.startswith("_tensor_constant") and before.get(name, _ABSENT) is not now.get(name, _ABSENT):
-                    return name
+                    return name, now.get(name)
         return None
 
     def restore(self) -> None:
