@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,12 +14,15 @@ pytest.importorskip("torch")
 
 import torch  # noqa: E402
 from ddip.pipeline.auxiliary import auxiliary_loss, taken  # noqa: E402
+from ddip.pipeline.borders import with_tensors  # noqa: E402
 from ddip.pipeline.faithful import Seen, check, difference_of  # noqa: E402
+from ddip.pipeline.memory import Activations  # noqa: E402
 from ddip.pipeline.partition import plan_for  # noqa: E402
 from ddip.pipeline.parts import parts_of  # noqa: E402
 from ddip.pipeline.profile import profile  # noqa: E402
 from ddip.pipeline.shared_buffers import refuse_shared_statistics  # noqa: E402
 from ddip.pipeline.split import Split, split  # noqa: E402
+from ddip.pipeline.stage_calls import StageCalls  # noqa: E402
 from ddip.pipeline.trace import Traced, trace  # noqa: E402
 from ddip.pipeline.tying import tie_stages  # noqa: E402
 from torch import nn  # noqa: E402
@@ -713,3 +718,19 @@ def test_a_layer_whose_backward_fails_is_named() -> None:
         with pytest.raises(library.ConfigError) as error:
             profile(trace(model, (x,)), (x,), times=1)
         assert str(error.value) == why
+
+
+# ---- what crosses from stage to stage
+
+
+def test_a_dictionary_of_another_class_keeps_it_or_is_refused() -> None:
+    tree = OrderedDict(b=torch.ones(2), a=(defaultdict(list, {"c": torch.ones(1)}), None))
+    changed = with_tensors(tree, lambda tensor: tensor + 1)
+    assert type(changed) is OrderedDict and list(changed) == ["b", "a"] and type(changed["a"][0]) is defaultdict
+    assert torch.equal(changed["b"], torch.full((2,), 2.0)) and torch.equal(tree["b"], torch.ones(2))
+    calls = StageCalls("stage 0 (A)", SimpleNamespace(call=lambda inputs: [({"x": tree["b"]}, tree)]), torch.device("cpu"), "fp32", Activations(nn.Linear(1, 1), False))  # fmt: skip
+    with pytest.raises(library.ConfigError) as error:
+        calls.forward([])
+    assert str(error.value) == "stage 0 (A) returned a OrderedDict for the next stage; expected a plain dict"
+    calls.is_last = True
+    assert calls.forward([])[0][1] is tree

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -31,8 +32,22 @@ def with_tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(tree, (tuple, list)):
         return type(tree)(with_tensors(part, change) for part in tree)
     if isinstance(tree, dict):
-        return {key: with_tensors(part, change) for key, part in tree.items()}
+        made = {} if type(tree) is dict else copy.copy(tree)  # of its own class
+        for key, part in tree.items():
+            made[key] = with_tensors(part, change)
+        return made
     return tree
+
+
+def refuse_other_dicts(tree: Any, name: str) -> None:
+    """A message has no place for a dictionary's class: an OrderedDict would arrive as a dict."""
+    if isinstance(tree, dict):
+        if type(tree) is not dict:
+            raise ConfigError(f"{name} returned a {type(tree).__name__} for the next stage; expected a plain dict")
+        tree = tuple(tree.values())
+    if isinstance(tree, (tuple, list)):
+        for part in tree:
+            refuse_other_dicts(part, name)
 
 
 class Routes:

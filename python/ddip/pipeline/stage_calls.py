@@ -13,6 +13,7 @@ from ddip.communicators import engine
 from ddip.errors import ConfigError
 from ddip.pipeline.auxiliary import taken
 from ddip.pipeline.batches import Batches
+from ddip.pipeline.borders import refuse_other_dicts
 from ddip.pipeline.memory import Activations
 from ddip.pipeline.metrics import Metrics
 
@@ -54,6 +55,8 @@ class StageCalls:
             raise ConfigError(
                 f"{self.name} returned None for the next stage; expected a tensor, or several in a tuple, list or dict"
             )
+        if not self.is_last:
+            refuse_other_dicts(outputs, self.name)
         return outputs
 
     def sample(self, micro_batch: int) -> Any:
