@@ -14,7 +14,7 @@ from ddip.errors import ConfigError
 from ddip.pipeline.profile import link_bytes_per_ms, profile
 from ddip.pipeline.split import Split, split
 from ddip.pipeline.trace import classes_of, trace
-from ddip.pipeline.traced import Traced, first_line
+from ddip.pipeline.traced import Traced, first_line, keep_together
 from ddip.replicas import broadcast_object
 
 Cost = tuple[float, float, float, float, float]  # ms: forward, backward, weight gradient, step, predict
@@ -58,7 +58,10 @@ def cut(
     count = width if stages is None else stages
     if count % width:
         raise ConfigError(f"stages={stages}: expected a multiple of the pipeline's {width} ranks")
-    text = on_rank_0(ranks, lambda: str(made_plan(traced, inputs, count, partition, recompute, link)))
+    text, written = on_rank_0(
+        ranks, lambda: (str(made_plan(traced, inputs, count, partition, recompute, link)), traced.written)
+    )
+    keep_together(traced, written)  # rank 0 has seen it
     return cut_by(traced, text, count, width, link)
 
 
@@ -98,11 +101,10 @@ def measured_layers(traced: Traced, inputs: tuple[Any, ...]) -> tuple[list[Cost]
 
 def made_plan(traced: Traced, inputs: tuple[Any, ...], width: int, partition: Any, recompute: bool, link: float) -> Any:
     from ddip._engine import PartitionPlan
-    from ddip.pipeline.partition import PLACEMENTS, check_plan, plan_for, read_plan
+    from ddip.pipeline.partition import PLACEMENTS, plan_for, read_plan
 
     if isinstance(partition, PartitionPlan):
         partition.check_is_for(profile(traced, inputs, times=0))
-        check_plan(partition, traced)
         return partition
     if not isinstance(partition, (str, Path, type(None))):
         raise ConfigError(f"partition={partition!r}: expected {', '.join(PLACEMENTS)}, a plan or the file of one")

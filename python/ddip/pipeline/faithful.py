@@ -20,7 +20,7 @@ from ddip.errors import ConfigError
 from ddip.pipeline.auxiliary import taken
 from ddip.pipeline.random_state import begin_with
 from ddip.pipeline.split import Split, Stage, split
-from ddip.pipeline.traced import Traced, first_line, kind
+from ddip.pipeline.traced import Traced, first_line, keep_together, kind
 from ddip.pipeline.untouched import untouched
 from ddip.pipeline.values import fresh, linked, shape_of, tensors_of
 
@@ -47,9 +47,10 @@ class Seen:
 
 
 def check(traced: Traced, inputs: tuple[Any, ...]) -> None:
-    """`inputs`: one micro-batch. Raises NotTheModel with the first difference; remembers which buffers a forward writes."""
+    """`inputs`: one micro-batch. Raises NotTheModel with the first difference. Layers that write the same buffer are one
+    afterwards."""
     alone = split(traced, [[layer.name] for layer in traced.layers])
-    mode = traced.model.training
+    mode, written = traced.model.training, set[str]()
     for training in (mode, not mode):
         try:
             theirs = _seen(traced.model, _whole(traced), inputs, training)
@@ -62,7 +63,7 @@ def check(traced: Traced, inputs: tuple[Any, ...]) -> None:
                 f"{kind(traced.model)} cannot run forward and backward on the example: {first_line(error)}"
             ) from error
         if training:
-            traced.written |= {name for seen in theirs for name in seen.written}
+            written |= {name for seen in theirs for name in seen.written}
         try:
             ours = _seen(traced.model, _layers(traced, alone, training), inputs, training)
         except Exception as error:
@@ -70,6 +71,7 @@ def check(traced: Traced, inputs: tuple[Any, ...]) -> None:
         for mine, other in zip(ours, theirs, strict=True):
             if difference := difference_of(mine, other):
                 raise _refusal(traced, difference, training)
+    keep_together(traced, written)
     traced.checked = True
 
 

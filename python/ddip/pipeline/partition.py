@@ -8,8 +8,6 @@ from typing import Any
 from ddip._engine import PartitionCosts, PartitionPlan, Placement
 from ddip.errors import ConfigError
 from ddip.pipeline.profile import profile
-from ddip.pipeline.shared_buffers import refuse_shared_statistics
-from ddip.pipeline.split import split
 from ddip.pipeline.traced import Traced
 
 PLACEMENTS = {"single": Placement.single, "mixed": Placement.mixed, "mirrored": Placement.mirrored}
@@ -38,14 +36,7 @@ def plan_for(
         raise ConfigError(f"{devices} stages; expected at least one")
     costs = PartitionCosts(link_bytes_per_ms, recompute, memory_cap)
     graph = profile(traced, inputs, times=times)
-    plan = PartitionPlan(name or type(traced.model).__name__, graph, devices, costs, PLACEMENTS[placement], seed)
-    check_plan(plan, traced)
-    return plan
-
-
-def check_plan(plan: PartitionPlan, traced: Traced) -> None:
-    """Where it cuts, the stages do what the model does. `traced`: has been profiled."""
-    refuse_shared_statistics(list(split(traced, plan.stages).modules), traced.written)
+    return PartitionPlan(name or type(traced.model).__name__, graph, devices, costs, PLACEMENTS[placement], seed)
 
 
 def read_plan(path: str | Path, traced: Traced | None = None, inputs: tuple[Any, ...] | None = None) -> PartitionPlan:
@@ -66,7 +57,6 @@ def read_plan(path: str | Path, traced: Traced | None = None, inputs: tuple[Any,
     if traced is not None and inputs is not None:
         try:
             plan.check_is_for(profile(traced, inputs, times=0))
-            check_plan(plan, traced)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
     return plan

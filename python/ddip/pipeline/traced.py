@@ -77,6 +77,39 @@ class Traced:
         return list(found.values())
 
 
+def keep_together(traced: Traced, written: set[str]) -> None:
+    """`written`: buffers that each forward writes. All layers from the first to the last use of one become one layer: two stages
+    would each have a buffer of their own. A list of stages is cut already."""
+    traced.written = written
+    if traced.how == "stages":
+        return
+    buffers = dict(traced.model.named_buffers(remove_duplicate=False))
+    uses: dict[int, list[int]] = {id(buffers[name]): [] for name in written if name in buffers}
+    for index, layer in enumerate(traced.layers):
+        for used in _buffers_of(traced.module, layer) & set(uses):
+            uses[used].append(index)
+    joined = {index for where in uses.values() if where for index in range(min(where) + 1, max(where) + 1)}
+    layers: list[Layer] = []
+    for index, layer in enumerate(traced.layers):
+        if index in joined:
+            layers[-1].nodes += layer.nodes
+        else:
+            layers.append(layer)
+    traced.layers = layers
+
+
+def _buffers_of(module: fx.GraphModule, layer: Layer) -> set[int]:
+    found: set[int] = set()
+    for node in layer.nodes:
+        if node.op == "call_module":
+            found |= {id(buffer) for buffer in module.get_submodule(str(node.target)).buffers()}
+        for value in node.all_input_nodes:
+            if value.op == "get_attr":
+                path, _, name = str(value.target).rpartition(".")
+                found.add(id(getattr(module.get_submodule(path), name)))
+    return found
+
+
 def is_read_anywhere(node: fx.Node) -> bool:
     """A value's type or device, which no message carries: each stage reads it from the value, and finds its own device."""
     return node.op == "call_function" and node.target is getattr and node.args[1] in ("dtype", "device", "layout")
