@@ -445,6 +445,12 @@ def test_the_imaginary_part_and_the_shape_of_a_result_are_compared() -> None:
     assert difference_of(ours, Seen(torch.tensor([1 + 2j]), {}, {}, set())) is None
 
 
+def test_a_result_of_another_class_is_another_result() -> None:
+    for mine, other in (({"a": 1}, OrderedDict(a=1)), ((1, 2), [1, 2]), (1, 2), ("a", "b")):
+        assert difference_of(Seen(mine, {}, {}, set()), Seen(other, {}, {}, set())), other
+        assert difference_of(Seen(other, {}, {}, set()), Seen(other, {}, {}, set())) is None
+
+
 def test_a_result_may_have_truth_values_and_whole_numbers() -> None:
     class Flags(Three):
         def forward(self, x: torch.Tensor) -> Any:
@@ -612,7 +618,7 @@ def test_an_auxiliary_loss_inside_a_whole_model_is_not_lost() -> None:
     (found,) = taken()
     assert torch.equal(found, wanted)
     why = "auxiliary_loss\\(\\) is in the model's own forward; expected it in that of a module inside it"
-    with pytest.raises(library.ConfigError, match=why):
+    with pytest.raises(library.ConfigError, match=f"^Penalty cannot be cut: {why}$"):
         trace(Penalty(), (x,))
     with pytest.raises(library.ConfigError, match=why):
         trace(Penalty(), (x,), how="export")

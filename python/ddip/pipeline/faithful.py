@@ -28,7 +28,11 @@ from ddip.pipeline.values import fresh, linked, shape_of, tensors_of
 SEEDS = (0, 1)
 # The same operations on the same machine; only the order of a sum may be another one.
 NEAR = {torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 1e-5, torch.complex64: 1e-5}
+ON_GPU = 1e-3  # a GPU may round what goes into a product to ten bits
 COARSE = 1e-2
+
+
+Gradients = dict[str, torch.Tensor | None]  # by parameter
 
 
 class NotTheModel(ConfigError):
@@ -40,7 +44,7 @@ class Seen:
     """What one forward did, and its backward."""
 
     result: Any
-    gradients: dict[str, torch.Tensor | None]
+    gradients: Gradients
     buffers: dict[str, torch.Tensor]
     written: set[str]  # buffers
     losses: list[torch.Tensor] = field(default_factory=list)  # auxiliary ones
@@ -160,7 +164,7 @@ def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer.detach().clone() for name, buffer in model.named_buffers(remove_duplicate=False)}
 
 
-def gradients_of(model: nn.Module, result: Any) -> dict[str, torch.Tensor | None]:
+def gradients_of(model: nn.Module, result: Any) -> Gradients:
     """Of a sum in which every element of the result has another weight."""
     wanted = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     made = [leaf for leaf in tensors_of(result) if leaf.requires_grad]
@@ -175,28 +179,54 @@ def gradients_of(model: nn.Module, result: Any) -> dict[str, torch.Tensor | None
 
 def difference_of(ours: Seen, theirs: Seen) -> str | None:
     """In words; None: there is none."""
-    if shape_of(ours.result) != shape_of(theirs.result):
-        return f"they return {shape_of(ours.result)}, it returns {shape_of(theirs.result)}"
+    return (
+        _other_result(ours, theirs) or _other_gradient(ours.gradients, theirs.gradients) or _other_buffer(ours, theirs)
+    )
+
+
+def _other_result(ours: Seen, theirs: Seen) -> str | None:
+    kinds = [pytree.tree_structure(seen.result) for seen in (ours, theirs)]
+    if shape_of(ours.result) != shape_of(theirs.result) or kinds[0] != kinds[1]:
+        names = [f"{type(seen.result).__name__} {shape_of(seen.result)}" for seen in (ours, theirs)]
+        return f"they return a {names[0]}, it returns a {names[1]}"
     if len(ours.losses) != len(theirs.losses):
         return f"they have {len(ours.losses)} auxiliary losses, it has {len(theirs.losses)}"
-    pairs = zip(tensors_of([ours.result, ours.losses]), tensors_of([theirs.result, theirs.losses]), strict=True)
+    pairs = zip(*(pytree.tree_leaves([seen.result, seen.losses]) for seen in (ours, theirs)), strict=True)
     for mine, other in pairs:
-        if not _near(mine, other, NEAR.get(other.dtype, COARSE)):
+        if isinstance(other, torch.Tensor):
+            same = _near(mine, other, _tolerance(other))
+        else:
+            same = mine == other or not isinstance(other, (bool, int, float, str))
+        if not same:
             return "the result is another one"
-    for name, gradient in theirs.gradients.items():
-        found = ours.gradients[name]
-        if (gradient is None) != (found is None):
-            gets = "none from the model" if gradient is None else "one from the model and none from them"
-            return f"parameter {name} gets {'a gradient from them and ' if gradient is None else ''}{gets}"
-    largest = max((_largest(gradient) for gradient in theirs.gradients.values() if gradient is not None), default=0.0)
-    for name, gradient in theirs.gradients.items():
-        # A gradient that is zero but for rounding is compared with the others.
-        if gradient is not None and not _near(ours.gradients[name], gradient, 1e-3 if gradient.dtype in NEAR else COARSE, 1e-5 * largest):  # type: ignore[arg-type] # fmt: skip
+    return None
+
+
+def _other_gradient(ours: Gradients, theirs: Gradients) -> str | None:
+    largest = max((_largest(gradient) for gradient in theirs.values() if gradient is not None), default=0.0)
+    for name, other in theirs.items():
+        mine = ours[name]
+        if other is None and mine is not None:
+            return f"parameter {name} gets a gradient from them and none from the model"
+        if other is not None and mine is None:
+            return f"parameter {name} gets a gradient from the model and none from them"
+        # One that is zero but for rounding is compared with the largest.
+        relative = 1e-3 if other is not None and other.dtype in NEAR else COARSE
+        if other is not None and mine is not None and not _near(mine, other, relative, 1e-5 * largest):
             return f"parameter {name} gets another gradient"
-    for name, buffer in theirs.buffers.items():
-        if not _near(ours.buffers[name], buffer, NEAR.get(buffer.dtype, COARSE)):
+    return None
+
+
+def _other_buffer(ours: Seen, theirs: Seen) -> str | None:
+    for name, other in theirs.buffers.items():
+        if not _near(ours.buffers[name], other, _tolerance(other)):
             return f"buffer {name} is another one afterwards"
     return None
+
+
+def _tolerance(tensor: torch.Tensor) -> float:
+    near = NEAR.get(tensor.dtype, COARSE)
+    return max(near, ON_GPU) if tensor.is_cuda and near > 1e-8 else near
 
 
 def _largest(tensor: torch.Tensor) -> float:

@@ -80,6 +80,7 @@ class _Tracer(fx.Tracer):
     def __init__(self, leaves: tuple[type[nn.Module], ...], omitted: dict[str, Any]) -> None:
         super().__init__()
         self.leaves, self.omitted, self.modes = leaves, omitted, _modes()
+        self.fetched: dict[str, Any] = {}  # parameters and buffers, by name
 
     def _proxy_placeholder(self, name: str, *rest: Any) -> Any:
         return self.omitted[name] if name in self.omitted else super()._proxy_placeholder(name, *rest)
@@ -94,8 +95,7 @@ class _Tracer(fx.Tracer):
         return super().create_node(*args, **kwargs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        for name in [name for name, proxy in parameter_proxy_cache.items() if proxy.node._erased]:
-            del parameter_proxy_cache[name]
+        self.fetched = parameter_proxy_cache
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def call_module(
@@ -117,6 +117,8 @@ class _Tracer(fx.Tracer):
             for node in reversed(list(self.graph.nodes)):
                 if node not in nodes:
                     self.graph.erase_node(node)
+            for name in [name for name, proxy in self.fetched.items() if proxy.node not in nodes]:
+                del self.fetched[name]
             return self.create_proxy("call_module", path, args, kwargs)
 
 

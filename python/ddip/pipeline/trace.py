@@ -43,7 +43,7 @@ def trace(
         return _of_children(model, _flattened(model, tuple(leaves)), "sequential")
     try:
         return symbolic(model, tuple(leaves), omitted)
-    except KeepsState as error:
+    except (KeepsState, ConfigError) as error:  # nobody could do it
         raise ConfigError(f"{kind(model)} cannot be cut: {error}") from error
     except Exception as error:
         why = f"torch.fx cannot trace {kind(model)}: {first_line(error)}"
