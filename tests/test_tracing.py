@@ -368,6 +368,22 @@ class Keeps(Three):
         return self.c(self.last)
 
 
+class MadeOnce(Three):
+    scale: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.scale is None:
+            self.scale = torch.arange(8) / 8
+        return self.c(self.b(self.a(x)) * self.scale)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_constant_that_a_forward_makes_once_is_a_constant(inside: bool) -> None:
+    model, x = Around(MadeOnce()) if inside else MadeOnce(), samples()
+    traced = looked_at(model, (x,))
+    assert traced.how == "fx" and torch.equal(each_alone(traced)(x), model(x))
+
+
 def test_a_model_that_counts_in_python_is_refused() -> None:
     with pytest.raises(library.ConfigError) as error:
         trace(OwnSteps(), (samples(),))

@@ -45,7 +45,7 @@ def _has_effects(node: fx.Node) -> bool:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
     # Python's own: `x += y` and `x[0] = y`.
-    in_place |= getattr(node.target, "__module__", "") == "_operator" and (name[0] == "i" or name == "setitem")
+    in_place |= getattr(node.target, "__module__", "") == "_operator" and name.startswith(("i", "setitem"))
     in_place |= bool(node.kwargs.get("inplace") or "out" in node.kwargs)
     return in_place or node.op == "call_module" or bool(node.is_impure())
 
@@ -59,14 +59,16 @@ class _Before:
     def refuse_changes(self) -> None:
         if not self.numbers.is_still():
             raise CannotFollow("it draws random numbers that depend on no input")
-        for attributes in self.attributes:
-            if changed := attributes.changed():
-                what, value = f"its forward changes self.{changed[0]}", changed[1]
-                if any(isinstance(leaf, fx.Proxy) for leaf in pytree.tree_leaves(value)):
-                    raise CannotFollow(
-                        what
-                    )  # a value that is kept to be looked at; whether it is needed, a second forward shows
-                raise KeepsState(f"{what}; expected it in a buffer, in a module inside it, or a list of stages")
+        for name, before, now in (change for attributes in self.attributes for change in attributes.changes()):
+            kept = pytree.tree_leaves(now)
+            if any(isinstance(leaf, fx.Proxy) for leaf in kept):
+                # It may be there to be looked at only; export gives it up, and a second forward shows whether it was needed.
+                raise CannotFollow(f"its forward changes self.{name}")
+            if before is None and kept and all(isinstance(leaf, torch.Tensor) for leaf in kept):
+                continue  # a constant that is made once
+            raise KeepsState(
+                f"its forward changes self.{name}; expected it in a buffer, in a module inside it, or a list of stages"
+            )
 
     def restore(self) -> None:
         self.numbers.restore()

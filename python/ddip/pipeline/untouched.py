@@ -12,7 +12,6 @@ from torch import nn
 from ddip.pipeline.random_state import RandomState
 
 _CONTAINERS = ("_parameters", "_buffers", "_modules")
-_ABSENT = object()
 
 
 @contextmanager
@@ -40,13 +39,13 @@ class Attributes:
         self._before = dict(module.__dict__)
         self._inside = {name: dict(module.__dict__[name]) for name in _CONTAINERS}
 
-    def changed(self) -> tuple[str, Any] | None:
-        """One that is not what it was, or was not there: its name, and what it is now."""
+    def changes(self) -> Iterator[tuple[str, Any, Any]]:
+        """Those that are not what they were: the name, what it was and what it is; None for what is not there."""
         for before, now in [(self._before, self.module.__dict__), *self._pairs()]:
-            for name in [*before, *now]:
-                if not name.startswith("_tensor_constant") and before.get(name, _ABSENT) is not now.get(name, _ABSENT):
-                    return name, now.get(name)
-        return None
+            for name in {**before, **now}:
+                # fx keeps its constants in the model.
+                if before.get(name) is not now.get(name) and not name.startswith("_tensor_constant"):
+                    yield name, before.get(name), now.get(name)
 
     def restore(self) -> None:
         self.module.__dict__.clear()
