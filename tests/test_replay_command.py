@@ -44,6 +44,16 @@ def other():
     stages[1].weight.data[0, 0] += 1
     return stages, loss, batches
 
+def ends():
+    raise SystemExit(0)
+
+def ending_loss(output, y):
+    raise SystemExit(0)
+
+def ends_later():
+    stages, _, batches = pipeline()
+    return stages, ending_loss, batches
+
 def fewer():
     stages, loss, batches = pipeline()
     return stages[:1], loss, batches
@@ -54,7 +64,7 @@ def fewer():
 def programs_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
-    for name in ("train", "evil"):
+    for name in ("train", "evil", "script"):
         sys.modules.pop(name, None)
 
 
@@ -106,6 +116,8 @@ def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
 
 @pytest.mark.parametrize(("words", "code", "says"), [
     (["--program", "train.py:raises"], 1, "train.py:raises failed: ValueError: no data here (train.py line 14)"),
+    (["--program", "train.py:ends"], 1, "train.py:ends failed: SystemExit: 0 (train.py line 25)"),
+    (["--program", "train.py:ends_later"], 1, "the program failed: SystemExit: 0 (train.py line 28)"),
     (["--program", "train.py:nonsense"], 2, "gave int; expected (stages, loss, batches)"),
     (["--program", "train.py:missing"], 2, "train.py has no function missing"),
     (["--program", "train.py"], 2, "expected FILE.py:factory"),
@@ -123,6 +135,14 @@ def test_wrong_requests_get_one_line(folder: Path, words: list[str], code: int, 
         assert err.startswith("ddip replay: ") and err.count("\n") == 1 and out == ""
     else:
         assert "first difference: line 1: stage 1, version 0: initial weights" in out
+
+
+def test_a_program_that_ends_while_it_is_imported_has_failed(folder: Path, monkeypatch: pytest.MonkeyPatch,
+                                                             capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    monkeypatch.chdir(folder)
+    (folder / "script.py").write_text("import sys\nsys.exit(0)\n")
+    code, out, err = call(capsys, "ledger.jsonl", "--program", "script.py:main")
+    assert (code, out) == (1, "") and err == "ddip replay: script.py failed: SystemExit: 0 (script.py line 2)\n"
 
 
 def test_a_ledger_cannot_name_any_file_of_the_machine(folder: Path, tmp_path_factory: pytest.TempPathFactory,

@@ -25,6 +25,10 @@ class ProgramFailed(Exception):
     """The program that the ledger names raised."""
 
 
+# A program that ends itself has compared nothing: its exit code must not become the answer.
+FAILURES = (Exception, SystemExit)
+
+
 def main(arguments: list[str]) -> int:
     try:
         return _run(arguments)
@@ -50,7 +54,7 @@ def _run(arguments: list[str]) -> int:
         result = replay(ledger, stages, loss, batches)
     except ConfigError:
         raise
-    except Exception as error:
+    except FAILURES as error:
         raise ProgramFailed(f"the program failed: {_last_line(error)}") from None
     seconds = time.monotonic() - began
     if asked.json:
@@ -100,7 +104,7 @@ def _built(program: tuple[Path, str]) -> tuple[list[Any], Any, Any]:
         raise ConfigError(f"{path.name} has no function {factory}")
     try:
         made = make()
-    except Exception as error:
+    except FAILURES as error:
         raise ProgramFailed(f"{path.name}:{factory} failed: {_last_line(error)}") from None
     if not isinstance(made, tuple) or len(made) != 3 or not callable(made[1]):
         raise ConfigError(f"{path.name}:{factory} gave {type(made).__name__}; expected (stages, loss, batches)")
@@ -115,7 +119,7 @@ def _imported(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.parent))
     try:
         described.loader.exec_module(module)
-    except Exception as error:
+    except FAILURES as error:
         raise ProgramFailed(f"{path.name} failed: {_last_line(error)}") from None
     return module
 
