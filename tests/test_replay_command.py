@@ -54,6 +54,10 @@ def ends_later():
     stages, _, batches = pipeline()
     return stages, ending_loss, batches
 
+def talks():
+    print("reading")
+    return pipeline()
+
 def fewer():
     stages, loss, batches = pipeline()
     return stages[:1], loss, batches
@@ -143,6 +147,14 @@ def test_a_program_that_ends_while_it_is_imported_has_failed(folder: Path, monke
     (folder / "script.py").write_text("import sys\nsys.exit(0)\n")
     code, out, err = call(capsys, "ledger.jsonl", "--program", "script.py:main")
     assert (code, out) == (1, "") and err == "ddip replay: script.py failed: SystemExit: 0 (script.py line 2)\n"
+
+
+def test_what_the_program_prints_is_not_in_the_answer_for_programs(folder: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                   capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    monkeypatch.chdir(folder)
+    code, out, err = call(capsys, "ledger.jsonl", "--json", "--program", "train.py:talks")
+    assert code == 0 and json.loads(out)["identical"] and "reading" in err
+    assert "reading" in call(capsys, "ledger.jsonl", "--program", "train.py:talks")[1]
 
 
 def test_a_ledger_cannot_name_any_file_of_the_machine(folder: Path, tmp_path_factory: pytest.TempPathFactory,

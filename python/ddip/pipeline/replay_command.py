@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import sys
@@ -10,10 +11,13 @@ import time
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ddip.errors import ConfigError
 from ddip.pipeline.ledger import Ledger, read
+
+if TYPE_CHECKING:
+    from ddip.pipeline.replay import Replay
 
 
 class _Arguments(argparse.ArgumentParser):
@@ -45,18 +49,10 @@ def _run(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the answer for programs")
     asked = parser.parse_args(arguments)
     ledger = read(asked.ledger)
-    stages, loss, batches = _built(_program_of(ledger, asked.program))
-
-    from ddip.pipeline.replay import replay  # torch: not before the ledger is known to be good
-
-    header, began = ledger.header, time.monotonic()
-    try:
-        result = replay(ledger, stages, loss, batches)
-    except ConfigError:
-        raise
-    except FAILURES as error:
-        raise ProgramFailed(f"the program failed: {_last_line(error)}") from None
-    seconds = time.monotonic() - began
+    # What the program prints would stand before the answer that another program is to read.
+    with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():
+        result, seconds = _replayed(ledger, asked.program)
+    header = ledger.header
     if asked.json:
         answer = {
             "identical": result.identical,
@@ -74,6 +70,22 @@ def _run(arguments: list[str]) -> int:
     print(f"replayed {result.actions} of {len(ledger.records)} actions, {result.steps} steps, in {seconds:.1f} s")
     print("identical" if result.identical else f"first difference: {result.difference}")
     return 0 if result.identical else 1
+
+
+def _replayed(ledger: Ledger, program: str | None) -> tuple[Replay, float]:
+    """Its answer, and the seconds that it took."""
+    stages, loss, batches = _built(_program_of(ledger, program))
+
+    from ddip.pipeline.replay import replay  # torch: not before the ledger is known to be good
+
+    began = time.monotonic()
+    try:
+        result = replay(ledger, stages, loss, batches)
+    except ConfigError:
+        raise
+    except FAILURES as error:
+        raise ProgramFailed(f"the program failed: {_last_line(error)}") from None
+    return result, time.monotonic() - began
 
 
 def _program_of(ledger: Ledger, asked: str | None) -> tuple[Path, str]:
