@@ -534,6 +534,18 @@ def test_a_split_backward_adds_when_its_second_half_comes(tmp_path: Path) -> Non
     assert not again(ledger, tmp_path).identical
 
 
+def test_a_weight_gradient_that_never_comes_is_found(tmp_path: Path) -> None:
+    """Also where everything behind it was computed without it."""
+    ledger = run("stash").ledger
+    backward = of(ledger, "backward", lambda r: r.stage == 0)[1]
+    backward.values["split"] = True
+    assert Interpreter(ledger, stages_of(), mean_loss, data_of(), fill=True).run().difference is not None
+    difference = again(ledger, tmp_path).difference
+    assert difference == (
+        "the ledger ends: the weight gradient of micro-batch 1 of stage 0, whose backward was split, never comes"
+    )
+
+
 def test_stages_may_be_interleaved_in_any_way(tmp_path: Path) -> None:
     ledger = run("msnag").ledger
     rng = random.Random(1)

@@ -144,6 +144,10 @@ class Interpreter:
         for queue in queues:
             if queue:
                 raise Difference(f"{_name(queue[0])}: what it needs from its neighbour never comes")
+        for index, k in self.waiting:
+            raise Difference(
+                f"the ledger ends: the weight gradient of micro-batch {k} of stage {index}, whose backward was split, never comes"
+            )
         for stage in self.stages:
             done = stage.forwards - len(stage.flights)
             if done != len(self.data):
