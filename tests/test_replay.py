@@ -536,7 +536,7 @@ def test_a_split_backward_adds_when_its_second_half_comes(tmp_path: Path) -> Non
 
 def test_a_weight_gradient_that_never_comes_is_found(tmp_path: Path) -> None:
     """Also where everything behind it was computed without it."""
-    ledger = run("stash").ledger
+    ledger = run("stash", schedule="1f1b", window=None).ledger
     backward = of(ledger, "backward", lambda r: r.stage == 0)[1]
     backward.values["split"] = True
     assert Interpreter(ledger, stages_of(), mean_loss, data_of(), fill=True).run().difference is not None
@@ -851,6 +851,83 @@ def test_a_planted_lie_is_found(
     assert not result.identical and result.difference is not None
     assert "line" in result.difference or "ends" in result.difference
     assert "\n" not in result.difference
+
+
+def change_version(kind: str) -> Callable[[Ledger], None]:
+    def change(ledger: Ledger) -> None:
+        of(ledger, kind, lambda r: r.stage == 1)[8].values["weights"]["version"] -= 1
+
+    return change
+
+
+def true_for_predicted(ledger: Ledger) -> None:
+    seen = of(ledger, "forward", is_predicted)[0].values["weights"]
+    seen["kind"] = "true"
+    del seen["rates"]
+
+
+def predicted_for_true(ledger: Ledger) -> None:
+    seen = of(ledger, "forward", lambda r: r.stage == 2)[6].values["weights"]
+    seen |= {"kind": "predicted", "rates": [[]]}
+
+
+def recomputed_on(stage: int) -> Callable[[Ledger], None]:
+    return lambda ledger: of(ledger, "backward", lambda r: r.stage == stage)[4].values.update(recomputed=True)
+
+
+# Of a run whose rates are so small that no weight moves: no bit depends on what was read.
+STILL: list[tuple[str, str, Callable[[Ledger], None], str]] = [
+    ("none", "version of a forward", change_version("forward"), "reads version"),
+    ("none", "version of a backward", change_version("backward"), "reads version"),
+    ("none", "stashed for newest", other_backward, "weights of kind 'forward'"),
+    ("stash", "newest for stashed", other_backward, "weights of kind 'true'"),
+    ("none", "recomputation", other_recomputation, "recomputed"),
+    ("none", "recomputation on the last stage", recomputed_on(2), "recomputed"),
+    ("msnag", "true for predicted", true_for_predicted, "msnag predicts them"),
+    ("msnag", "a prediction of nothing", predicted_for_true, "n from 1 on"),
+    ("none", "a schedule without staleness", in_header("schedule", value="1f1b"), "in 1f1b no weights are stale"),
+    ("none", "a policy that keeps", in_header("staleness", value="stash"), "weights of kind 'true'"),
+    ("stash", "a policy that does not keep", in_header("staleness", value="none"), "weights of kind 'forward'"),
+    ("none", "a policy that corrects", in_header("staleness", value="pipemare"), "expected corrected"),
+    ("none", "more to a step", in_header("accumulate", value=3), "expected [2, 3]"),
+    ("none", "less to a step", in_header("accumulate", value=1), "the header's accumulate is 1"),
+    ("spike", "mean staleness", in_header("mean_staleness", 1, value=0.9), "mean_staleness is"),
+]
+
+
+@pytest.mark.parametrize(
+    ("policy", "lie", "change", "says"), STILL, ids=[f"{policy}-{lie}" for policy, lie, _, _ in STILL]
+)
+def test_a_lie_is_found_also_where_no_bit_depends_on_it(
+    policy: str, lie: str, change: Callable[[Ledger], None], says: str, tmp_path: Path
+) -> None:
+    ledger = run(policy, rate=lambda step: 1e-30).ledger
+    assert again(ledger, tmp_path).identical
+    change(ledger)
+    difference = again(ledger, tmp_path).difference or ""
+    assert says in difference and difference.startswith("line ")
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    (in_header("schedule", value="async_1f2b"), "schedule 'async_1f2b'; expected seq, gpipe, 1f1b, interleaved"),
+    (in_header("staleness", value="nesterov"), "staleness 'nesterov' with optimizer sgd; expected nadam"),
+    (in_header("schedule", value="paci"), "schedule paci with staleness 'stash'; expected none"),
+])  # fmt: skip
+def test_a_header_that_contradicts_itself_is_refused(
+    change: Callable[[Ledger], None], says: str, tmp_path: Path
+) -> None:
+    ledger = run("stash").ledger
+    change(ledger)
+    with pytest.raises(ConfigError, match="^[^\n]*$") as error:
+        again(ledger, tmp_path)
+    assert says in str(error.value)
+
+
+def test_steps_that_never_are_as_large_as_the_header_says_get_a_note(tmp_path: Path) -> None:
+    ledger = run(schedule="1f1b", window=None).ledger
+    assert again(ledger, tmp_path).notes == []
+    ledger.header["accumulate"] = 6
+    assert again(ledger, tmp_path).notes == ["no step has as many micro-batches as the header's accumulate, 6"]
 
 
 @pytest.mark.parametrize(("policy", "optimizer"), [("aggmsnag", "adamw"), ("pipemare", "sgd"), ("gap_aware", "sgd")])

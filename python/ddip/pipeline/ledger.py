@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ddip.errors import ConfigError
+from ddip.pipeline.schedules import SCHEDULES
 
 FORMAT = 1
 LONGEST_LINE = 1 << 20
@@ -165,6 +166,9 @@ def _checked_header(values: Json, where: str) -> Json:
     ):
         if values.get(key, "local" if key == "clipping" else None) not in allowed:
             raise ConfigError(f"{where}: {key} {values[key]!r}; expected {' or '.join(allowed)}")
+    if (schedule := values["schedule"]) not in SCHEDULES:
+        expected = ", ".join(SCHEDULES)
+        raise ConfigError(f"{where}: schedule {schedule!r}; expected {expected}{did_you_mean(schedule, SCHEDULES)}")
     for key in ("split", "accumulate", "threads"):
         if values[key] < 1:
             raise ConfigError(f"{where}: {key} {values[key]}; expected at least 1")

@@ -20,6 +20,7 @@ from ddip.errors import ConfigError
 from ddip.pipeline.borders import Routes, added, floats_in
 from ddip.pipeline.ledger import Ledger, Record, read
 from ddip.pipeline.micro_batches import Batches, micro_batches_of, samples_in
+from ddip.pipeline.replay_rules import Rules
 from ddip.pipeline.replay_stage import Difference, Found, Gap, Stage, hash_of
 from ddip.pipeline.seeds import seed_of
 from ddip.pipeline.tying import ties_of, wrapped
@@ -72,7 +73,8 @@ class Interpreter:
         header = ledger.header
         if len(stages) != header["stages"]:
             raise ConfigError(f"the ledger has {header['stages']} stages, the program {len(stages)}")
-        self.ledger, self.fill, self.order = ledger, fill, header["order"]
+        self.ledger, self.fill = ledger, fill
+        self.rules = Rules(ledger)
         if ties := ties_of(stages):
             lent = {tie.value for tie in ties}
             stages = wrapped(stages, [[name for name in given if name not in lent] for given in header["gives"]], ties)
@@ -95,6 +97,7 @@ class Interpreter:
         self.widths: dict[tuple[int, str], int] = {}  # tensors with gradients in what a stage takes
         self.waiting: dict[tuple[int, int], Found] = {}  # of split backwards
         self.seen: set[tuple[int, int]] = set()
+        self.stale: set[tuple[int, int]] = set()  # micro-batches that a step overtook
         self.losses: dict[int, tuple[float, int]] = {}
         self.result = Replay(None)
         self.reads = Counter((record.stage, version) for record in ledger.records for version in _versions_read(record))
@@ -105,6 +108,7 @@ class Interpreter:
         torch.set_num_threads(header["threads"])
         try:
             self._check_machine()
+            self._check_means()
             self._run_all()
             self._check_norms()
         except Difference as difference:
@@ -132,6 +136,16 @@ class Interpreter:
                     f"line 1: stage {stage.index}, version 0: initial weights are {here[:12]}…, ledger {said[:12]}…"
                 )
 
+    def _check_means(self) -> None:
+        """Those that the policy computes with."""
+        if not self.rules.is_planned or not self.rules.parts & {"pipemare", "spike"}:
+            return
+        for stage, said in zip(self.stages, self.ledger.header["mean_staleness"], strict=True):
+            seen = [r.values["weights"] for r in self.ledger.records if (r.kind, r.stage) == ("forward", stage.index)]
+            here = sum(one.get("n", 0) for one in seen) / max(1, len(seen))
+            if here != said and len(seen) == len(self.data):
+                raise Difference(f"line 1: stage {stage.index}: mean_staleness is {here}, the ledger says {said}")
+
     def _run_all(self) -> None:
         queues = [deque(r for r in self.ledger.records if r.stage == stage.index) for stage in self.stages]
         moving = True
@@ -158,6 +172,12 @@ class Interpreter:
                 raise Difference(
                     f"the ledger ends: gradients of micro-batches {list(stage.pending)} of stage {stage.index} entered no step"
                 )
+
+        steps = [len(record.values["micro_batches"]) for record in self.ledger.records if record.kind == "step"]
+        if steps and max(steps) < self.rules.accumulate:
+            self.result.notes.append(
+                f"no step has as many micro-batches as the header's accumulate, {self.rules.accumulate}"
+            )
 
     def _is_ready(self, record: Record) -> bool:
         k, last = record.values.get("micro_batch"), record.stage == len(self.stages) - 1
@@ -210,6 +230,7 @@ class Interpreter:
             self._agree(record, "count", samples)
         self._agree(record, "buffers", stage.forwards)
         self._agree(record, "seed", seed_of(stage.seed, stage.index, k))
+        self.rules.forward(stage, values["weights"])
         result = stage.forward(values["weights"], k, self._arguments(stage.index, k), y, samples)
         if not stage.last:
             self.values |= {(name, k): value for name, value in self.routes.values(stage.index, result).items()}
@@ -225,8 +246,11 @@ class Interpreter:
             raise Difference("its forward did not come before it, or it has already been here")
         flight = stage.flights[k]
         between, said = stage.version - flight.version, flight.staleness
-        if self.order == "plan" and said is not None and said != between:
+        if self.rules.is_planned and said is not None and said != between:
             raise Difference(f"{between} steps came between forward and backward, the forward says n = {said}")
+        self.rules.backward(stage, values["weights"], flight, values["recomputed"])
+        if between:
+            self.stale.add((stage.index, k))
         if self.fill or self.gaps:
             self.result.gaps.append(stage.gap(k))
         gradients = None if stage.last else self._gradients(stage, k)
@@ -283,6 +307,8 @@ class Interpreter:
         self._agree(record, "step", stage.version + 1)
         self._agree(record, "micro_batches", list(stage.pending))
         self._agree(record, "count", sum(stage.samples.values()))
+        fresh = not any((stage.index, k) in self.stale for k in stage.pending)
+        self.rules.step(values["micro_batches"], values.get("share"), fresh)
         if len(values["rates"]) != len(stage.groups):
             raise Difference(f"{len(values['rates'])} rates for {len(stage.groups)} groups")
         divisor = float(values["count"]) * stage.loss_scale

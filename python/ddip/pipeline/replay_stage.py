@@ -45,6 +45,7 @@ class Flight:
     used: Weights  # the bits that the forward saw
     base: Weights  # true weights of the version it read
     version: int  # newest version at the time of the forward
+    read: int  # version that it read
     staleness: int | None
     outputs: list[Tensor] = field(default_factory=list)
     auxiliary: list[Tensor] = field(default_factory=list)  # losses of this stage's own
@@ -143,8 +144,9 @@ class Stage:
 
         received = with_tensors(arguments, leaf)
         used = self._weights_for(said)
+        read = said["version"]
         flight = Flight(
-            leaves, received, target, samples, {}, used, self.versions[said["version"]], self.version, said.get("n")
+            leaves, received, target, samples, {}, used, self.versions[read], self.version, read, said.get("n")
         )
         result = self._run(flight, micro_batch, used, self.buffers)
         self.flights[micro_batch] = flight

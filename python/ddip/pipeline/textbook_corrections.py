@@ -20,6 +20,7 @@ class PipeMare:
     ) -> None:
         self.staleness, self.annealing_steps, self.decay = mean_staleness, annealing_steps, pipemare_decay
         self.drift = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        self.has_moved = False
 
     def rate(self, rate: float, step: int) -> float:
         """`step`: 0 = the first."""
@@ -30,9 +31,10 @@ class PipeMare:
         if self.staleness > 0:
             keep = self.decay ** (1.0 / self.staleness)
             self.drift[name].mul_(keep).add_(torch.sub(new, old), alpha=1.0 - keep)
+            self.has_moved = True
 
     def corrected(self, weights: Weights) -> Weights:
-        if self.staleness == 0:
+        if not self.has_moved:
             return weights
         moved = {name: torch.add(weights[name], drift, alpha=-self.staleness) for name, drift in self.drift.items()}
         return {**weights, **moved}

@@ -46,6 +46,10 @@ class Memory:
     mu_product: Tensor = field(default_factory=lambda: torch.ones((), dtype=torch.float32))
     gradient: Tensor | None = None  # of the last step, with decay: what gap_aware without momentum looks at
 
+    @property
+    def has_moved(self) -> bool:
+        return self.velocity is not None or self.first is not None
+
 
 @dataclass
 class Spike:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ddip.errors import ConfigError
 from ddip.pipeline.ledger import did_you_mean
+from ddip.pipeline.schedules import SYNCHRONOUS
 from ddip.pipeline.textbook_optimizers import Group
 from ddip.pipeline.textbook_predictions import PREDICTORS
 
@@ -32,6 +33,18 @@ def parts_of(policy: str) -> set[str]:
     if sum(part in PREDICTORS for part in parts) > 1:
         raise ConfigError(f"staleness {policy!r}; expected at most one prediction")
     return set(parts)
+
+
+def check_schedule(schedule: str, parts: set[str]) -> None:
+    """ConfigError for a policy that the schedule leaves no room for."""
+    name = "+".join(sorted(parts))
+    if schedule in SYNCHRONOUS and "spectrain" in parts:
+        raise ConfigError(f"staleness {name!r} with schedule {schedule}, in which no weights are stale")
+    own = {"2bw": [{"none"}, {"stash"}], "paci": [{"none"}]}
+    if parts not in own.get(schedule, [parts]):
+        raise ConfigError(
+            f"schedule {schedule} with staleness {name!r}; expected none: the schedule decides the weights"
+        )
 
 
 def predictor_in(parts: set[str]) -> str | None:
@@ -69,6 +82,8 @@ def check_policy(parts: set[str], options: dict[str, Any], groups: list[Group]) 
         if predictor is not None and group.name not in PREDICTORS[predictor]:
             fitting = " or ".join(PREDICTORS[predictor])
             raise ConfigError(f"staleness {predictor!r} with optimizer {group.name}; expected {fitting}")
+        if "nesterov" in parts and group.name != "nadam":
+            raise ConfigError(f"staleness 'nesterov' with optimizer {group.name}; expected nadam")
         plain = group.name == "sgd" and group.form == "torch" and 0 < group.momentum < 1
         if "spike" in parts and (not plain or group.nesterov or group.dampening != 0):
             raise ConfigError("staleness 'spike'; expected SGD with momentum, without nesterov and dampening")
