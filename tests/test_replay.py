@@ -681,6 +681,62 @@ def test_routes_that_lead_nowhere_are_refused() -> None:
             simulate(skipping()[:2], mean_loss, data_of(), optimizer=sgd, takes=takes, gives=gives)
 
 
+# ---- batches with few samples, and samples that do not count
+
+
+def short() -> Data:
+    whole = data_of(batches=6)
+    return [(x[:n], y[:n]) for (x, y), n in zip(whole, (6, 1, 6, 2, 6, 1), strict=True)]
+
+
+@pytest.mark.parametrize("schedule", ["seq", "gpipe", "1f1b", "async_1f1b", "2bw"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_empty_micro_batches_keep_their_numbers(schedule: str, accumulate: int, tmp_path: Path) -> None:
+    accumulate = 4 if schedule == "2bw" else accumulate
+    found = run(data=short(), micro_batches=3, schedule=schedule, accumulate=accumulate, window=[2, 1, 0])
+    result = again(found.ledger, tmp_path, data=short())
+    assert result.identical, result.difference
+    assert found.ledger.header["micro_batches"] == 18
+    forwards = [r.values["micro_batch"] for r in of(found.ledger, "forward", lambda r: r.stage == 0)]
+    assert forwards == [0, 1, 2, 3, 6, 7, 8, 9, 10, 12, 13, 14, 15]
+    skipped = of(found.ledger, "step", lambda r: r.stage == 0 and r.values["count"] == 0)
+    assert len(skipped) == {"async_1f1b": 5 if accumulate == 1 else 2, "2bw": 1}.get(schedule, 0)
+
+
+def masked(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    weight = (y > 0).float() * 0.75
+    return (nn.functional.cross_entropy(output, y, reduction="none") * weight).sum(), weight.sum()
+
+
+@pytest.mark.parametrize(
+    ("policy", "optimizer"), [("none", "sgd"), ("stash", "sgd"), ("aggmsnag", "sgd"), ("adam", "adam")]
+)
+def test_a_step_that_counts_nothing_makes_a_version_and_no_more(policy: str, optimizer: str, tmp_path: Path) -> None:
+    data = data_of()
+    for batch, part in ((2, slice(None)), (4, slice(0, 3))):
+        data[batch][1][part] = 0
+    settings: dict[str, Any] = {"optimizer": OPTIMIZERS[optimizer], "staleness": policy, "micro_batches": 2}
+    found = simulate(stages_of(), masked, data, accumulate=1, window=[4, 2, 0], **settings)
+    found.ledger.write(tmp_path / "l")
+    result = replay(tmp_path / "l", stages_of(), masked, data)
+    assert result.identical, result.difference
+    steps = [r.values for r in of(found.ledger, "step", lambda r: r.stage == 1)]
+    assert [step["count"] for step in steps[4:6]] == [0, 0] and 0 < steps[6]["count"] % 1
+    assert steps[3]["sha256"] == steps[4]["sha256"] == steps[5]["sha256"] != steps[6]["sha256"]
+    assert result.steps == 3 * 14 - 3 * 3 and sum(math.isnan(loss) for loss in result.losses) == 3
+    steps[4]["rates"] = [0.1]
+    found.ledger.write(tmp_path / "l")
+    assert "rates" in (replay(tmp_path / "l", stages_of(), masked, data).difference or "")
+
+
+def test_batches_may_be_dictionaries() -> None:
+    x = {"image": torch.arange(5.0), "scale": torch.tensor(2.0), "name": "a"}
+    parts = micro_batches_of([(x, (torch.arange(5),))], 3)
+    assert [(len(a["image"]), a["scale"].item(), a["name"], len(b[0])) for a, b in parts] == [
+        (2, 2.0, "a", 2), (2, 2.0, "a", 2), (1, 2.0, "a", 1)
+    ]  # fmt: skip
+
+
 # ---- planted lies
 
 

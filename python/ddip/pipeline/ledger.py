@@ -19,6 +19,7 @@ Json = dict[str, Any]
 
 COUNT = "a whole number from 0 on"
 NUMBER = "a number that fits a float32"
+AMOUNT = "a number from 0 on that fits a float32"
 TEXT = "text"
 HASH = "64 hexadecimal digits"
 FLAG = "true or false"
@@ -50,7 +51,7 @@ RECORDS: dict[str, tuple[Json, Json]] = {
     ),
     "weight_gradient": ({"stage": COUNT, "micro_batch": COUNT}, {}),
     "step": (
-        {"stage": COUNT, "step": COUNT, "micro_batches": COUNTS, "count": COUNT, "rates": NUMBERS, "sha256": HASH},
+        {"stage": COUNT, "step": COUNT, "micro_batches": COUNTS, "count": AMOUNT, "rates": NUMBERS, "sha256": HASH},
         {"share": COUNTS, "gradient": HASH, "norm": NUMBER},
     ),
     "drain": ({"stage": COUNT, "version": COUNT, "sha256": HASH}, {}),
@@ -241,6 +242,7 @@ def _is(value: Any, what: str) -> bool:
     checks: dict[str, bool] = {
         COUNT: whole and 0 <= value < 1 << 63,
         NUMBER: (whole or isinstance(value, float)) and abs(value) <= LARGEST,
+        AMOUNT: (whole or isinstance(value, float)) and 0 <= value <= LARGEST,
         TEXT: isinstance(value, str),
         FLAG: isinstance(value, bool),
         OBJECT: isinstance(value, dict),

@@ -14,21 +14,24 @@ Batches = Iterable[tuple[Any, Any]]
 
 
 def micro_batches_of(batches: Batches, split: int) -> list[tuple[Any, Any]]:
-    """Each batch in `split` parts along its first dimension, or one per sample if it has fewer."""
+    """Each batch in `split` parts along its first dimension. One with fewer samples gives empty parts, which keep their numbers:
+    a micro-batch's number says in which batch it is."""
     parts = []
     for x, y in batches:
-        count = min(split, samples_in(x))
-        parts += list(zip(_split(x, count), _split(y, count), strict=True))
+        parts += list(zip(_split(x, split), _split(y, split), strict=True))
     return parts
 
 
 def _split(tree: Any, count: int) -> list[Any]:
-    if isinstance(tree, Tensor):
+    if isinstance(tree, Tensor) and tree.dim():
         return list(torch.tensor_split(tree, count))
-    if isinstance(tree, (tuple, list)):
+    if isinstance(tree, (tuple, list)) and tree:
         return [type(tree)(parts) for parts in zip(*(_split(part, count) for part in tree), strict=True)]
+    if isinstance(tree, dict) and tree:
+        values = zip(*(_split(part, count) for part in tree.values()), strict=True)
+        return [dict(zip(tree, parts, strict=True)) for parts in values]
     return [tree] * count
 
 
 def samples_in(x: Any) -> int:
-    return int(tensors_in(x)[0].shape[0])
+    return next((int(tensor.shape[0]) for tensor in tensors_in(x) if tensor.dim()), 0)

@@ -86,8 +86,12 @@ class Interpreter:
             if self.clipping == "proportional" and stage.clip is not None:
                 stage.clip *= share
         self.data = micro_batches_of(batches, header["split"])
-        if len(self.data) != header["micro_batches"]:
+        if len(self.data) < header["micro_batches"]:
             raise ConfigError(f"the ledger has {header['micro_batches']} micro-batches, the program {len(self.data)}")
+        rest = [samples_in(x) for x, _ in self.data[header["micro_batches"] :]]
+        if any(rest):
+            raise ConfigError(f"the ledger has {header['micro_batches']} micro-batches, the program {len(self.data)}")
+        self.filled = sum(samples_in(x) > 0 for x, _ in self.data)
         self.routes = Routes(header)
         self.values: dict[tuple[str, int], Any] = {}  # what stages gave, until the last stage that takes it has it
         self.takers = Counter(name for taken in self.routes.takes[1:] for name in taken)
@@ -98,7 +102,7 @@ class Interpreter:
         self.waiting: dict[tuple[int, int], Found] = {}  # of split backwards
         self.seen: set[tuple[int, int]] = set()
         self.stale: set[tuple[int, int]] = set()  # micro-batches that a step overtook
-        self.losses: dict[int, tuple[float, int]] = {}
+        self.losses: dict[int, tuple[float, float]] = {}
         self.result = Replay(None)
         self.reads = Counter((record.stage, version) for record in ledger.records for version in _versions_read(record))
 
@@ -115,7 +119,7 @@ class Interpreter:
             self.result.difference = str(difference)
         finally:
             torch.set_num_threads(threads)
-        self.result.losses = [total / count for _, (total, count) in sorted(self.losses.items())]
+        self.result.losses = [total / count if count else math.nan for _, (total, count) in sorted(self.losses.items())]
         self.result.weights = [stage.weights for stage in self.stages]
         self.result.buffers = [stage.buffers for stage in self.stages]
         return self.result
@@ -143,7 +147,7 @@ class Interpreter:
         for stage, said in zip(self.stages, self.ledger.header["mean_staleness"], strict=True):
             seen = [r.values["weights"] for r in self.ledger.records if (r.kind, r.stage) == ("forward", stage.index)]
             here = sum(one.get("n", 0) for one in seen) / max(1, len(seen))
-            if here != said and len(seen) == len(self.data):
+            if here != said and len(seen) == self.ledger.header["micro_batches"]:
                 raise Difference(f"line 1: stage {stage.index}: mean_staleness is {here}, the ledger says {said}")
 
     def _run_all(self) -> None:
@@ -164,9 +168,9 @@ class Interpreter:
             )
         for stage in self.stages:
             done = stage.forwards - len(stage.flights)
-            if done != len(self.data):
+            if done != self.filled:
                 raise Difference(
-                    f"the ledger ends with {len(self.data) - done} micro-batches unfinished on stage {stage.index}"
+                    f"the ledger ends with {self.filled - done} micro-batches unfinished on stage {stage.index}"
                 )
             if stage.pending:
                 raise Difference(
@@ -224,6 +228,8 @@ class Interpreter:
         self.seen.add((stage.index, k))
         x, y = self.data[k]
         samples = samples_in(x)
+        if samples == 0:
+            raise Difference("its batch has too few samples, so that it is empty: it has no forward")
         if "samples" in values and len(values["samples"]) != samples:
             raise Difference(f"{samples} samples, the ledger says {len(values['samples'])}")
         if "count" in values:
@@ -236,7 +242,7 @@ class Interpreter:
             self.values |= {(name, k): value for name, value in self.routes.values(stage.index, result).items()}
             return
         total, count = result
-        self.losses[k] = (total.item(), int(count))
+        self.losses[k] = (total.item(), float(count))
         if self.fill or "loss" in values:
             self._agree(record, "loss", total.item() if math.isfinite(total.item()) else None)
 
@@ -306,7 +312,11 @@ class Interpreter:
         values = record.values
         self._agree(record, "step", stage.version + 1)
         self._agree(record, "micro_batches", list(stage.pending))
-        self._agree(record, "count", sum(stage.samples.values()))
+        count = sum(stage.samples.values())
+        self._agree(record, "count", int(count) if count == int(count) else count)
+        if count == 0:
+            self._skip(record, stage)
+            return
         fresh = not any((stage.index, k) in self.stale for k in stage.pending)
         self.rules.step(values["micro_batches"], values.get("share"), fresh)
         if len(values["rates"]) != len(stage.groups):
@@ -321,6 +331,13 @@ class Interpreter:
         self.result.steps += 1
         if self.observe is not None:
             self.observe(stage.index, stage.version, gradient, stage.weights)
+
+    def _skip(self, record: Record, stage: Stage) -> None:
+        self._agree(record, "rates", [])
+        if "share" in record.values and not self.fill:
+            raise Difference("a step that counts nothing has a share")
+        stage.skip()
+        self._agree(record, "sha256", hash_of(stage.module, stage.weights))
 
     def _norm(self, record: Record, stage: Stage) -> float | None:
         """The norm of all stages that a step was clipped by. It is believed here, and looked at when all stages have stepped."""

@@ -90,14 +90,15 @@ class Stage:
         ]
         self.parts, self.options = parts_of(header["staleness"]), header["options"]
         self.predictor = predictor_in(self.parts)
-        self.version = 0
+        self.version = 0  # steps, those that had nothing to step with too
+        self.steps = 0  # of the optimizer
         self.versions: dict[int, Weights] = {0: {name: p.detach().clone() for name, p in module.named_parameters()}}
         self.trained = [name for group in self.groups for name in group.parameters]
         self.buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
         self.memory = {name: Memory() for name in self.trained}
         self.flights: dict[int, Flight] = {}
         self.pending: dict[int, Found] = {}  # gradients since the last step, in the order in which they came
-        self.samples: dict[int, int] = {}  # what each pending gradient counts for
+        self.samples: dict[int, float] = {}  # what each pending gradient counts for
         self.loss_scale = 1.0
         self.norms: list[float] = []  # of each step's gradient, before it was clipped
         self.forwards = 0
@@ -183,7 +184,7 @@ class Stage:
         scaled = self.gap_aware.scaled
         whole = {name: torch.zeros_like(used[name]) if part is None else part for name, part in gradient.items()}
         return {
-            name: scaled(group, name, whole[name], self.weights[name], used[name], self.version)
+            name: scaled(group, name, whole[name], self.weights[name], used[name], self.steps)
             for group in self.groups
             for name in group.parameters
         }
@@ -235,14 +236,15 @@ class Stage:
         if len(said["rates"]) != len(self.groups) or any(len(rates) != ahead for rates in said["rates"]):
             raise Difference(f"rates {said['rates']}; expected {ahead} for each of {len(self.groups)} groups")
         partial = said.get("partial", [])
-        pending = list(self.pending) if self.predictor == "aggmsnag" else []
+        counts = self.predictor == "aggmsnag" and sum(self.samples.values()) > 0
+        pending = list(self.pending) if counts else []
         if partial != pending:
             raise Difference(f"predicts with gradients of micro-batches {partial}; expected {pending}")
         result = dict(self.weights)
         for group, rates in zip(self.groups, said["rates"], strict=True):
             for name in group.parameters:
                 result[name] = predicted(
-                    self.predictor, group, self.weights[name], self.memory[name], self.version, rates,
+                    self.predictor, group, self.weights[name], self.memory[name], self.steps, rates,
                     self._partial(partial, group, name), said.get("distance", 0),
                     self.options.get("second_decays", False),
                 )  # fmt: skip
@@ -275,7 +277,7 @@ class Stage:
         norm: float | None = None,
     ) -> Weights:
         """Divides, clips, steps. The gradient that the optimizer saw. `norm`: to clip by another than the stage's own.
-        REQUIRES: every micro-batch is pending."""
+        REQUIRES: the micro-batches are those that are pending."""
         gradient = {name: self._sum(name, micro_batches).div_(divisor) for name in self.trained}
         if self.clip is not None:
             gradients = [gradient[name] for name in self.trained]
@@ -288,21 +290,31 @@ class Stage:
             rate = self._rate(scheduled, share)
             for name in group.parameters:
                 memory = self.memory[name]
-                new[name] = stepped(group, old[name], gradient[name], memory, self.version + 1, rate, spike)
+                new[name] = stepped(group, old[name], gradient[name], memory, self.steps + 1, rate, spike)
                 if self.pipemare is not None:
                     self.pipemare.follow(name, old[name], new[name])
                 if self.gap_aware is not None:
                     self.gap_aware.follow(group, name, memory, old[name], new[name], rate)
-        self.version += 1
-        self.versions[self.version] = new
-        for k in micro_batches:
-            del self.pending[k], self.samples[k]
+        self.steps += 1
+        self._go_on(new)
         return gradient
+
+    def skip(self) -> None:
+        """A step whose micro-batches count nothing: it makes a version of the same weights."""
+        if self.clip is not None:
+            self.norms.append(_norm([self._sum(name, list(self.pending)) for name in self.trained]))
+        self._go_on(self.weights)
+
+    def _go_on(self, weights: Weights) -> None:
+        self.version += 1
+        self.versions[self.version] = weights
+        self.pending.clear()
+        self.samples.clear()
 
     def _rate(self, rate: float, share: list[int] | None) -> float:
         if share is not None:
             rate = rate * share[0] / share[1]
-        return rate if self.pipemare is None else self.pipemare.rate(rate, self.version)
+        return rate if self.pipemare is None else self.pipemare.rate(rate, self.steps)
 
 
 def _norm(gradients: list[Tensor]) -> float:

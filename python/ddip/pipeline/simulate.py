@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from ddip.errors import ConfigError
 from ddip.pipeline.ledger import FORMAT, Json, Ledger, Record, did_you_mean
-from ddip.pipeline.micro_batches import micro_batches_of
+from ddip.pipeline.micro_batches import micro_batches_of, samples_in
 from ddip.pipeline.parts import Part
 from ddip.pipeline.replay import Interpreter, Loss, Observer
 from ddip.pipeline.replay_stage import Gap, hash_of
-from ddip.pipeline.simulate_order import SCHEDULES, SYNCHRONOUS, Action, order_of
+from ddip.pipeline.simulate_order import SCHEDULES, SYNCHRONOUS, Action, order_of, without_empty
 from ddip.pipeline.textbook_policies import parts_of, predictor_in
 from ddip.pipeline.tying import tie_stages, ties_of
 
@@ -80,7 +80,8 @@ def simulate(
         tie_stages(parts)
         stages, takes, gives = [p.module for p in parts], [p.takes for p in parts], [p.gives for p in parts]
     pairs = list(batches)
-    sizes = [len(micro_batches_of([pair], micro_batches)) for pair in pairs]
+    empty = {k for k, (x, _) in enumerate(micro_batches_of(pairs, micro_batches)) if samples_in(x) == 0}
+    sizes = [micro_batches] * len(pairs)
     depth = len(stages)
     windows = window if window is not None else [depth - 1 - index for index in range(depth)]
     if schedule == "virtual_async":
@@ -105,7 +106,8 @@ def simulate(
     for index, order in enumerate(orders):
         rates = [group["lr"] for group in optimizers[index].param_groups]
         plan = _StagePlan(header, index, schedule, rates, rate, recompute and index < depth - 1)
-        records += [Record(0, plan.record(action, order)) for action in order]
+        actions = without_empty(order, empty, None if schedule in SYNCHRONOUS else accumulate)
+        records += [Record(0, plan.record(action)) for action in actions]
     if takes is not None and gives is not None:
         header |= {"takes": takes, "gives": gives}
     ledger = Ledger(header, records)
@@ -148,7 +150,7 @@ class _StagePlan:
     def rates(self, first: int, count: int) -> list[list[float]]:
         return [[rate * self.rate(first + ahead) for ahead in range(count)] for rate in self.base]
 
-    def record(self, action: Action, order: list[Action]) -> Json:
+    def record(self, action: Action) -> Json:
         if action.kind == "step":
             values = {
                 "kind": "step", "stage": self.index, "step": 0, "micro_batches": [], "count": 0,

@@ -49,3 +49,23 @@ def order_of(schedule: str, sizes: list[int], window: int, accumulate: int) -> l
         if action.kind == "forward":
             action.staleness = back[action.micro_batch] - action.version
     return actions
+
+
+def without_empty(order: list[Action], empty: set[int], step_size: int | None) -> list[Action]:
+    """What is left of it where some micro-batches have no samples: they are planned, and nothing is done. `step_size`: of an
+    asynchronous schedule, whose smaller steps have a smaller rate; None: the order's own shares stay."""
+    found = []
+    together = 0
+    for action in order:
+        if action.micro_batch in empty:
+            continue
+        action.partial = [k for k in action.partial if k not in empty]
+        together += action.kind == "backward"
+        if action.kind == "step":
+            if step_size is not None:
+                action.share = (together, step_size) if 0 < together < step_size else None
+            elif together == 0:
+                action.share = None
+            together = 0
+        found.append(action)
+    return found

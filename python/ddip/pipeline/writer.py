@@ -28,7 +28,7 @@ class Notes:
         stepping = pipe.steppings[index]
         self.module, self.names, self.masters = pipe.modules[index], stepping.names, stepping.masters
         self.steps: list[Json] = []
-        self.initial = self.hash()
+        self.initial = self.newest = self.hash()
         stepping.noted.append(self.note)
 
     def hash(self) -> str:
@@ -49,6 +49,7 @@ class Writer:
         self.forwards = dict.fromkeys(pipe.steppings, 0)
         self.staleness = dict.fromkeys(pipe.steppings, 0)  # the sum over the forwards
         self.steps = dict.fromkeys(pipe.steppings, 0)
+        self.empty: set[tuple[int, int]] = set()  # (stage, micro-batch of the run): it has no samples
         self.micro_batches = 0
         self.first = 0
         self.complete = True  # every run so far is in it
@@ -61,9 +62,11 @@ class Writer:
     def add(self, record: Any, first: int) -> None:
         """All ranks, after a run whose micro-batches are counted from `first`."""
         self.first = first
+        self.empty.clear()
         losses = {k: loss for k, loss, _ in record.losses}
         mine = [json.dumps(line) for done in record.actions if (line := self._line(done, first, losses))]
-        self.micro_batches = first + max(losses, default=-1) + 1
+        planned = (done.action.micro_batch for done in record.actions if done.action.kind == "forward")
+        self.micro_batches = first + max(planned, default=-1) + 1
         everything = gather_objects((mine, self._about_stages(), self.micro_batches), self.pipe.ranks)
         if self.pipe.ranks.rank == 0:
             self.lines += [line for lines, _, _ in everything for line in lines]
@@ -74,9 +77,12 @@ class Writer:
     def _line(self, done: Any, first: int, losses: dict[int, float]) -> Json | None:
         action, stage = done.action, done.action.stage
         micro_batch = first + action.micro_batch
-        if stage not in self.notes or (done.count == 0 and action.kind != "drain"):
+        if stage not in self.notes:
             return None
         if action.kind == "forward":
+            if done.count == 0:
+                self.empty.add((stage, action.micro_batch))
+                return None
             line = {
                 "kind": "forward", "stage": stage, "micro_batch": micro_batch, "count": int(done.count),
                 "weights": self._seen(stage, done.used), "buffers": self.forwards[stage],
@@ -88,28 +94,31 @@ class Writer:
                 loss = losses[action.micro_batch]
                 line["loss"] = loss if math.isfinite(loss) else None
             return line
-        if action.kind == "backward":
+        if action.kind == "backward" and (stage, action.micro_batch) not in self.empty:
             line = {
                 "kind": "backward", "stage": stage, "micro_batch": micro_batch, "weights": self._seen_back(stage, done.read),
                 "recomputed": self.pipe.recomputes(stage),
             }  # fmt: skip
             return {**line, "split": True} if done.split else line
-        if action.kind == "weight_gradient":
+        if action.kind == "weight_gradient" and done.split:
             return {"kind": "weight_gradient", "stage": stage, "micro_batch": micro_batch}
-        if action.kind == "step":
-            noted = self.notes[stage].steps.pop(0)
-            stepped = done.stepped
-            self.steps[stage] += 1
-            line = {
-                "kind": "step", "stage": stage, "step": self.steps[stage], "count": int(stepped.count),
-                "micro_batches": [first + k for k in stepped.micro_batches], **noted,
-            }  # fmt: skip
-            if self.pipe.clipping == "global":
-                line["norm"] = stepped.norm
-            if self.pipe.asynchronous and len(stepped.micro_batches) < self.pipe.accumulate:
-                line["share"] = [len(stepped.micro_batches), self.pipe.accumulate]
-            return line
-        return None
+        return self._step(stage, done.stepped, first) if action.kind == "step" else None
+
+    def _step(self, stage: int, stepped: Any, first: int) -> Json:
+        self.steps[stage] += 1
+        line = {
+            "kind": "step", "stage": stage, "step": self.steps[stage], "count": plain(stepped.count),
+            "micro_batches": [first + k for k in stepped.micro_batches],
+        }  # fmt: skip
+        if self.pipe.clipping == "global":
+            line["norm"] = stepped.norm
+        if stepped.count == 0:  # the optimizer was not asked
+            return {**line, "rates": [], "sha256": self.notes[stage].newest}
+        if self.pipe.asynchronous and len(stepped.micro_batches) < self.pipe.accumulate:
+            line["share"] = [len(stepped.micro_batches), self.pipe.accumulate]
+        noted = self.notes[stage].steps.pop(0)
+        self.notes[stage].newest = noted["sha256"]
+        return {**line, **noted}
 
     def _seen(self, stage: int, used: Any) -> Json:
         seen: Json
@@ -182,3 +191,8 @@ class Writer:
         whole = self.path.with_name(self.path.name + ".new")
         whole.write_text(text)
         whole.replace(self.path)
+
+
+def plain(count: float) -> float:
+    """Whole numbers as such: most counts are samples."""
+    return int(count) if count == int(count) else count
