@@ -50,6 +50,34 @@ def test_batches_with_fewer_samples_than_micro_batches_are_replayed(
         assert lines_of(path)[0]["micro_batches"] == 4 * len(sizes)
 
 
+@pytest.mark.parametrize("policy", ["pipemare", "spike"])
+@pytest.mark.parametrize(("sizes", "runs"), [([8] * 6, [1, 5]), ([8, 1, 8, 8], [3, 1]), ([8] * 3, [3])])
+def test_each_run_has_its_own_mean_staleness(
+    two: ddip.Group, tmp_path: Path, policy: str, sizes: list[int], runs: list[int]
+) -> None:
+    path = tmp_path / "ledger"
+    call = f"'async_1f1b', {policy!r}, window=[3, 0], micro_batches=2, runs={runs}"
+    found = two.run(f"l.replays({str(path)!r}, l.batches_of({sizes}), {call})")
+    assert [one.value for one in found] == ["identical"] * 2
+    begins = [line for line in lines_of(path) if line["kind"] == "run" and line["stage"] == 0]
+    assert [line["planned"] for line in begins] == [2 * count for count in runs]
+    assert [line["micro_batch"] for line in begins] == [0, 2 * runs[0]][: len(runs)]
+
+
+def test_a_wrong_mean_or_place_of_a_run_is_found(two: ddip.Group, tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    two.run(f"l.replays({str(path)!r}, l.batches_of([8] * 4), 'async_1f1b', 'spike', window=[3, 0], runs=[1, 3])")
+    lines = lines_of(path)
+    second = [i for i, line in enumerate(lines) if line["kind"] == "run" and line["stage"] == 0][1]
+    for key, value, says in (("mean_staleness", 2.6, "mean_staleness is"), ("planned", 11, "its runs have 15"),
+                             ("micro_batch", 5, "the run begins with micro-batch 5")):  # fmt: skip
+        changed = [dict(line) for line in lines]
+        changed[second][key] = value
+        path.write_text("".join(json.dumps(line) + "\n" for line in changed))
+        again = f"l.replay({str(path)!r}, l.parts(), torch.nn.functional.mse_loss, l.batches_of([8] * 4)).difference"
+        assert says in two.run(again)[0].value
+
+
 # aggmsnag's prediction takes what is pending for whole samples: the engine's own affair.
 @pytest.mark.parametrize("call", [call for call in CELLS if "aggmsnag" not in call])
 def test_micro_batches_that_count_nothing_and_counts_that_are_no_whole_numbers_are_replayed(

@@ -198,7 +198,7 @@ BAD: list[tuple[Callable[[list[dict[str, Any]]], None], str]] = [
     (changed("staleness", "msnagg"), "staleness 'msnagg'"),
     (
         changed("kind", "foward", 4),
-        "line 5: kind 'foward'; expected forward, backward, weight_gradient, step, drain; did you mean forward?",
+        "line 5: kind 'foward'; expected forward, backward, weight_gradient, step, drain, run; did you mean forward?",
     ),
     (changed("kind", [], 4), "line 5: kind []; expected forward"),
     (

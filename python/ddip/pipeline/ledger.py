@@ -55,6 +55,7 @@ RECORDS: dict[str, tuple[Json, Json]] = {
         {"share": COUNTS, "gradient": HASH, "norm": NUMBER},
     ),
     "drain": ({"stage": COUNT, "version": COUNT, "sha256": HASH}, {}),
+    "run": ({"stage": COUNT, "micro_batch": COUNT, "planned": COUNT, "mean_staleness": AMOUNT}, {}),
 }
 # (kind of record, kind of weights) → (required, optional)
 WEIGHTS: dict[tuple[str, str], tuple[Json, Json]] = {
@@ -173,8 +174,9 @@ def _checked_header(values: Json, where: str) -> Json:
     for key in ("split", "accumulate", "threads"):
         if values[key] < 1:
             raise ConfigError(f"{where}: {key} {values[key]}; expected at least 1")
-    if values["threads"] > 4096:
-        raise ConfigError(f"{where}: threads {values['threads']}; expected at most 4096")
+    for key, most in (("threads", 4096), ("split", 1 << 16)):
+        if values[key] > most:
+            raise ConfigError(f"{where}: {key} {values[key]}; expected at most {most}")
     for optimizer in values["optimizer"]:
         _check_keys(optimizer, {"name": TEXT, "groups": OBJECTS}, {"form": TEXT}, f"{where}: optimizer")
         name = optimizer["name"]

@@ -21,6 +21,7 @@ from ddip.pipeline.borders import Routes, added, floats_in
 from ddip.pipeline.ledger import Ledger, Record, read
 from ddip.pipeline.micro_batches import Batches, micro_batches_of, samples_in
 from ddip.pipeline.replay_rules import Rules
+from ddip.pipeline.replay_runs import check_runs
 from ddip.pipeline.replay_stage import Difference, Found, Gap, Stage, hash_of
 from ddip.pipeline.seeds import seed_of
 from ddip.pipeline.tying import ties_of, wrapped
@@ -112,7 +113,9 @@ class Interpreter:
         torch.set_num_threads(header["threads"])
         try:
             self._check_machine()
-            self._check_means()
+            uses_means = self.rules.is_planned and bool(self.rules.parts & {"pipemare", "spike"})
+            for stage in self.stages:
+                check_runs(self.ledger, stage.index, uses_means and bool(stage.trained))
             self._run_all()
             self._check_norms()
         except Difference as difference:
@@ -139,16 +142,6 @@ class Interpreter:
                 raise Difference(
                     f"line 1: stage {stage.index}, version 0: initial weights are {here[:12]}…, ledger {said[:12]}…"
                 )
-
-    def _check_means(self) -> None:
-        """Those that the policy computes with."""
-        if not self.rules.is_planned or not self.rules.parts & {"pipemare", "spike"}:
-            return
-        for stage, said in zip(self.stages, self.ledger.header["mean_staleness"], strict=True):
-            seen = [r.values["weights"] for r in self.ledger.records if (r.kind, r.stage) == ("forward", stage.index)]
-            here = sum(one.get("n", 0) for one in seen) / max(1, len(seen))
-            if here != said and len(seen) == self.ledger.header["micro_batches"]:
-                raise Difference(f"line 1: stage {stage.index}: mean_staleness is {here}, the ledger says {said}")
 
     def _run_all(self) -> None:
         queues = [deque(r for r in self.ledger.records if r.stage == stage.index) for stage in self.stages]
@@ -194,6 +187,7 @@ class Interpreter:
 
     def _do(self, record: Record) -> None:
         action = {
+            "run": self._begin_run,
             "forward": self._forward,
             "backward": self._backward,
             "weight_gradient": self._weight_gradient,
@@ -220,6 +214,11 @@ class Interpreter:
             raise Difference(f"{key} is {_short(here)}, the ledger says {_short(record.values[key])}")
 
     # ---- actions
+
+    def _begin_run(self, record: Record, stage: Stage) -> None:
+        if stage.flights or stage.pending:
+            raise Difference("a run begins before the one before it has ended")
+        stage.begin_run(float(record.values["mean_staleness"]))
 
     def _forward(self, record: Record, stage: Stage) -> None:
         values, k = record.values, record.values["micro_batch"]

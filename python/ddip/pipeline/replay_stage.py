@@ -21,7 +21,7 @@ from ddip.pipeline.borders import floats_in, with_tensors
 from ddip.pipeline.ledger import Json
 from ddip.pipeline.seeds import seed_of, seeded
 from ddip.pipeline.textbook_corrections import GapAware, PipeMare, spike_of
-from ddip.pipeline.textbook_optimizers import Group, Memory, group_of, stepped
+from ddip.pipeline.textbook_optimizers import Group, Memory, Spike, group_of, stepped
 from ddip.pipeline.textbook_policies import check_policy, options_of, parts_of, predictor_in
 from ddip.pipeline.textbook_predictions import Partial, predicted
 
@@ -105,14 +105,21 @@ class Stage:
         self.gives: list[str] = header["gives"][index] if "gives" in header else []
         self._check_parameters()
         check_policy(self.parts, self.options, self.groups)
-        staleness, trained = float(header["mean_staleness"][index]), {name: self.weights[name] for name in self.trained}
+        trained = {name: self.weights[name] for name in self.trained}
         self.pipemare = (
-            PipeMare(trained, staleness, **options_of("pipemare", self.options)) if "pipemare" in self.parts else None
+            PipeMare(trained, 0.0, **options_of("pipemare", self.options)) if "pipemare" in self.parts else None
         )
         self.gap_aware = (
             GapAware(trained, **options_of("gap_aware", self.options)) if "gap_aware" in self.parts else None
         )
-        self.spikes = [spike_of(group, staleness) if "spike" in self.parts else None for group in self.groups]
+        self.spikes: list[Spike | None] = []
+        self.begin_run(float(header["mean_staleness"][index]))
+
+    def begin_run(self, mean_staleness: float) -> None:
+        """What pipemare and spike compute with from here on."""
+        if self.pipemare is not None:
+            self.pipemare.staleness = mean_staleness
+        self.spikes = [spike_of(group, mean_staleness) if "spike" in self.parts else None for group in self.groups]
 
     @property
     def weights(self) -> Weights:

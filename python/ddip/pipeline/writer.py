@@ -64,15 +64,30 @@ class Writer:
         self.first = first
         self.empty.clear()
         losses = {k: loss for k, loss, _ in record.losses}
-        mine = [json.dumps(line) for done in record.actions if (line := self._line(done, first, losses))]
-        planned = (done.action.micro_batch for done in record.actions if done.action.kind == "forward")
-        self.micro_batches = first + max(planned, default=-1) + 1
+        begins = self._begins(record)
+        self.micro_batches = first + max((line["planned"] for line in begins), default=0)
+        actions = [line for done in record.actions if (line := self._line(done, first, losses))]
+        mine = [json.dumps(line) for line in [*begins, *actions]]
         everything = gather_objects((mine, self._about_stages(), self.micro_batches), self.pipe.ranks)
         if self.pipe.ranks.rank == 0:
             self.lines += [line for lines, _, _ in everything for line in lines]
             about = {index: one for _, stages, _ in everything for index, one in stages.items()}
             self._write(about, max(total for _, _, total in everything))
         self.complete = True
+
+    def _begins(self, record: Any) -> list[Json]:
+        """Of each stage. The mean is that of the run's own plan, empty micro-batches too, as the policies take it."""
+        planned: dict[int, list[int]] = {stage: [] for stage in self.notes}
+        for done in record.actions:
+            if done.action.kind == "forward" and done.action.stage in planned:
+                planned[done.action.stage].append(done.action.staleness)
+        return [
+            {
+                "kind": "run", "stage": stage, "micro_batch": self.first, "planned": len(staleness),
+                "mean_staleness": sum(staleness) / max(len(staleness), 1),
+            }
+            for stage, staleness in planned.items()
+        ]  # fmt: skip
 
     def _line(self, done: Any, first: int, losses: dict[int, float]) -> Json | None:
         action, stage = done.action, done.action.stage
