@@ -78,6 +78,18 @@ def test_a_wrong_mean_or_place_of_a_run_is_found(two: ddip.Group, tmp_path: Path
         assert says in two.run(again)[0].value
 
 
+@pytest.mark.parametrize("rate", ["1e30", "1e38"])
+@pytest.mark.parametrize(
+    "call", ["'async_1f1b', 'none', clip=1.0", "'1f1b', 'none', clip=1e38", "'1f1b', 'none', clip=1.0"]
+)
+def test_norms_that_are_no_numbers_are_null(two: ddip.Group, tmp_path: Path, call: str, rate: str) -> None:
+    path = tmp_path / "ledger"
+    call += f", clipping='global', optimizer=lambda p: torch.optim.SGD(p, {rate})"
+    found = two.run(f"l.replays({str(path)!r}, l.batches_of([8] * 5), {call})")
+    assert [one.value for one in found] == ["identical"] * 2
+    assert None in [line["norm"] for line in lines_of(path) if line["kind"] == "step"]
+
+
 # aggmsnag's prediction takes what is pending for whole samples: the engine's own affair.
 @pytest.mark.parametrize("call", [call for call in CELLS if "aggmsnag" not in call])
 def test_micro_batches_that_count_nothing_and_counts_that_are_no_whole_numbers_are_replayed(

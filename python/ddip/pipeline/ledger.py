@@ -52,7 +52,7 @@ RECORDS: dict[str, tuple[Json, Json]] = {
     "weight_gradient": ({"stage": COUNT, "micro_batch": COUNT}, {}),
     "step": (
         {"stage": COUNT, "step": COUNT, "micro_batches": COUNTS, "count": AMOUNT, "rates": NUMBERS, "sha256": HASH},
-        {"share": COUNTS, "gradient": HASH, "norm": NUMBER},
+        {"share": COUNTS, "gradient": HASH, "norm": NUMBER + OR_NULL},
     ),
     "drain": ({"stage": COUNT, "version": COUNT, "sha256": HASH}, {}),
     "run": ({"stage": COUNT, "micro_batch": COUNT, "planned": COUNT, "mean_staleness": AMOUNT}, {}),

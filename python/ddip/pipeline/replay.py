@@ -104,6 +104,7 @@ class Interpreter:
         self.seen: set[tuple[int, int]] = set()
         self.stale: set[tuple[int, int]] = set()  # micro-batches that a step overtook
         self.losses: dict[int, tuple[float, float]] = {}
+        self.norms: dict[tuple[int, int], float] = {}  # (stage, step) → what it was clipped by
         self.result = Replay(None)
         self.reads = Counter((record.stage, version) for record in ledger.records for version in _versions_read(record))
 
@@ -321,9 +322,8 @@ class Interpreter:
         if len(values["rates"]) != len(stage.groups):
             raise Difference(f"{len(values['rates'])} rates for {len(stage.groups)} groups")
         divisor = float(values["count"]) * stage.loss_scale
-        gradient = stage.step(
-            values["micro_batches"], divisor, values["rates"], values.get("share"), self._norm(record, stage)
-        )
+        norm = self._norm(record, stage, divisor)
+        gradient = stage.step(values["micro_batches"], divisor, values["rates"], values.get("share"), norm)
         if self.fill or "gradient" in values:
             self._agree(record, "gradient", hash_of(stage.module, gradient))
         self._agree(record, "sha256", hash_of(stage.module, stage.weights))
@@ -338,7 +338,7 @@ class Interpreter:
         stage.skip()
         self._agree(record, "sha256", hash_of(stage.module, stage.weights))
 
-    def _norm(self, record: Record, stage: Stage) -> float | None:
+    def _norm(self, record: Record, stage: Stage, divisor: float) -> float | None:
         """The norm of all stages that a step was clipped by. It is believed here, and looked at when all stages have stepped."""
         if self.clipping != "global":
             return None
@@ -346,17 +346,30 @@ class Interpreter:
             raise Difference("a step that is clipped by the norm of all stages has no norm")
         early = record.values["step"] <= self.norm_delay
         stage.clip = self.ledger.header["clip"] * (self.shares[stage.index] if early else 1.0)
-        return float(record.values["norm"])
+        said = record.values["norm"]
+        if said is None:
+            said = self._endless_norm(record, stage, divisor)
+        self.norms[stage.index, record.values["step"]] = float(said)
+        return float(said)
+
+    def _endless_norm(self, record: Record, stage: Stage, divisor: float) -> float:
+        """A ledger has null for infinity, by which gradients become 0, and for NaN, by which they stay: the gradient tells which."""
+        gradient = stage.gradient(record.values["micro_batches"], divisor)
+        stage.clip_by(math.inf, gradient)
+        return math.inf if record.values.get("gradient") == hash_of(stage.module, gradient) else math.nan
 
     def _check_norms(self) -> None:
         for record in self.ledger.records if self.clipping == "global" else []:
-            if record.kind != "step":
+            step = record.values.get("step", 0)
+            if (record.stage, step) not in self.norms:
                 continue
-            step, said = record.values["step"] - 1, record.values["norm"]
-            whose = [self.stages[record.stage]] if step < self.norm_delay else [s for s in self.stages if s.trained]
-            at = step if step < self.norm_delay else step - self.norm_delay
-            here = math.hypot(*(stage.norms[at] for stage in whose))
-            if not math.isclose(here, said, rel_tol=1e-6):
+            said = self.norms[record.stage, step]
+            early = step <= self.norm_delay
+            whose = [self.stages[record.stage]] if early else [s for s in self.stages if s.trained]
+            at = step - 1 if early else step - 1 - self.norm_delay
+            here = math.sqrt(sum(stage.norms[at] * stage.norms[at] for stage in whose))
+            # Of a gradient that is NaN already nobody can tell by which of the two it was clipped.
+            if not math.isclose(here, said, rel_tol=1e-6) and (math.isfinite(here) or math.isfinite(said)):
                 raise Difference(f"{_name(record)}: norm is {here:.9g}, the ledger says {said:.9g}")
 
     def _drain(self, record: Record, stage: Stage) -> None:

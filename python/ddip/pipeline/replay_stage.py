@@ -285,13 +285,10 @@ class Stage:
     ) -> Weights:
         """Divides, clips, steps. The gradient that the optimizer saw. `norm`: to clip by another than the stage's own.
         REQUIRES: the micro-batches are those that are pending."""
-        gradient = {name: self._sum(name, micro_batches).div_(divisor) for name in self.trained}
+        gradient = self.gradient(micro_batches, divisor)
         if self.clip is not None:
-            gradients = [gradient[name] for name in self.trained]
-            self.norms.append(_norm(gradients))
-            scale = self.clip / ((self.norms[-1] if norm is None else norm) + 1e-6)
-            for one in gradients if scale < 1 else []:
-                one.mul_(scale)
+            self.norms.append(_norm([gradient[name] for name in self.trained]))
+            self.clip_by(self.norms[-1] if norm is None else norm, gradient)
         old, new = self.weights, dict(self.weights)
         for group, scheduled, spike in zip(self.groups, rates, self.spikes, strict=True):
             rate = self._rate(scheduled, share)
@@ -305,6 +302,16 @@ class Stage:
         self.steps += 1
         self._go_on(new)
         return gradient
+
+    def gradient(self, micro_batches: list[int], divisor: float) -> Weights:
+        return {name: self._sum(name, micro_batches).div_(divisor) for name in self.trained}
+
+    def clip_by(self, norm: float, gradient: Weights) -> None:
+        """Changes the gradient, where the norm is above the limit."""
+        assert self.clip is not None
+        scale = self.clip / (norm + 1e-6)
+        for one in gradient.values() if scale < 1 else []:
+            one.mul_(scale)
 
     def skip(self) -> None:
         """A step whose micro-batches count nothing: it makes a version of the same weights."""

@@ -106,8 +106,7 @@ class Writer:
             self.forwards[stage] += 1
             self.staleness[stage] += done.used.staleness
             if stage == len(self.pipe.modules) - 1:
-                loss = losses[action.micro_batch]
-                line["loss"] = loss if math.isfinite(loss) else None
+                line["loss"] = or_null(losses[action.micro_batch])
             return line
         if action.kind == "backward" and (stage, action.micro_batch) not in self.empty:
             line = {
@@ -126,7 +125,7 @@ class Writer:
             "micro_batches": [first + k for k in stepped.micro_batches],
         }  # fmt: skip
         if self.pipe.clipping == "global":
-            line["norm"] = stepped.norm
+            line["norm"] = or_null(stepped.norm)
         if stepped.count == 0:  # the optimizer was not asked
             return {**line, "rates": [], "sha256": self.notes[stage].newest}
         if self.pipe.asynchronous and len(stepped.micro_batches) < self.pipe.accumulate:
@@ -211,3 +210,8 @@ class Writer:
 def plain(count: float) -> float:
     """Whole numbers as such: most counts are samples."""
     return int(count) if count == int(count) else count
+
+
+def or_null(number: float) -> float | None:
+    """JSON has neither NaN nor infinity."""
+    return number if math.isfinite(number) else None
