@@ -1040,6 +1040,13 @@ def test_other_data_and_other_weights_are_found(tmp_path: Path) -> None:
     )
 
 
+def test_a_ledger_that_ends_before_the_program_is_compared_as_far_as_it_goes(tmp_path: Path) -> None:
+    ledger = run(data=data_of(batches=4)).ledger
+    result = again(ledger, tmp_path, data=data_of(batches=4) + data_of(batches=1))
+    assert result.identical and result.steps == 3 * 4
+    assert result.notes == ["the ledger ends after 8 micro-batches, and the program has more: not compared"]
+
+
 def with_other_stage() -> list[nn.Module]:
     stages = stages_of()
     with torch.no_grad():

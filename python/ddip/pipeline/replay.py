@@ -86,12 +86,8 @@ class Interpreter:
         for stage, share in zip(self.stages, self.shares, strict=True):
             if self.clipping == "proportional" and stage.clip is not None:
                 stage.clip *= share
-        self.data = micro_batches_of(batches, header["split"])
-        if len(self.data) < header["micro_batches"]:
-            raise ConfigError(f"the ledger has {header['micro_batches']} micro-batches, the program {len(self.data)}")
-        rest = [samples_in(x) for x, _ in self.data[header["micro_batches"] :]]
-        if any(rest):
-            raise ConfigError(f"the ledger has {header['micro_batches']} micro-batches, the program {len(self.data)}")
+        self.result = Replay(None)
+        self.data = self._data(batches)
         self.filled = sum(samples_in(x) > 0 for x, _ in self.data)
         self.routes = Routes(header)
         self.values: dict[tuple[str, int], Any] = {}  # what stages gave, until the last stage that takes it has it
@@ -105,8 +101,20 @@ class Interpreter:
         self.stale: set[tuple[int, int]] = set()  # micro-batches that a step overtook
         self.losses: dict[int, tuple[float, float]] = {}
         self.norms: dict[tuple[int, int], float] = {}  # (stage, step) → what it was clipped by
-        self.result = Replay(None)
         self.reads = Counter((record.stage, version) for record in ledger.records for version in _versions_read(record))
+
+    def _data(self, batches: Batches) -> list[tuple[Any, Any]]:
+        """As many as the ledger has: it may have ended before the program did."""
+        count, split = self.ledger.header["micro_batches"], self.ledger.header["split"]
+        rest = iter(batches)
+        data = micro_batches_of(islice(rest, -(-count // split)), split)
+        if len(data) < count:
+            raise ConfigError(f"the ledger has {count} micro-batches, the program {len(data)}")
+        if any(samples_in(x) for x, _ in data[count:]) or next(rest, None) is not None:
+            self.result.notes.append(
+                f"the ledger ends after {count} micro-batches, and the program has more: not compared"
+            )
+        return data[:count]
 
     def run(self) -> Replay:
         header = self.ledger.header
@@ -305,6 +313,8 @@ class Interpreter:
         self._enter(stage, k, self.waiting.pop((stage.index, k)))
 
     def _enter(self, stage: Stage, k: int, gradient: Found) -> None:
+        if not stage.trained:
+            return
         stage.pending[k] = gradient
         stage.samples[k] = self.losses[k][1]
 

@@ -72,7 +72,7 @@ def hash_of(module: nn.Module, tensors: Weights) -> str:
     digest = hashlib.sha256()
     for name, _ in module.named_parameters():
         if name in tensors:
-            digest.update(tensors[name].detach().contiguous().numpy().tobytes())
+            digest.update(tensors[name].detach().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -180,7 +180,7 @@ class Stage:
         given = [*own, *zip(outputs, gradients, strict=True)]
         pairs = [(y, g) for y, g in given if g is not None and y.requires_grad]
         found: Sequence[Tensor | None] = [None] * len(wanted)
-        if pairs:
+        if pairs and wanted:
             found = torch.autograd.grad([y for y, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
         of_inputs, of_weights = list(found[: len(flight.inputs)]), found[len(flight.inputs) :]
         return of_inputs, self.scaled_by_gap(dict(zip(self.trained, of_weights, strict=True)), flight.used)
