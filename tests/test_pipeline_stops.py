@@ -85,13 +85,15 @@ def test_a_ledger_ends_before_a_run_that_was_stopped(two: ddip.Group, tmp_path: 
     cell.wait(30)
     with pytest.raises(KeyboardInterrupt):
         cell.results()
+    for result in two.run("pipe.notes"):  # at once
+        assert any("ends before the run that was stopped" in note for note in result.value), result.value
     two.run("pipe.run(batches)")
     for result in two.run("pipe.notes"):
         assert any("ends before the run that was stopped" in note for note in result.value), result.value
     assert Path(path).read_text() == before
     replay = (
         "from ddip.pipeline.replay import replay\n"
-        f"replay({path!r}, parts(), torch.nn.functional.mse_loss, batches).difference or 'identical'"
+        f"replay({path!r}, parts(), torch.nn.functional.mse_loss, batches * 2).difference or 'identical'"
     )
     assert two.run(replay)[0].value == "identical"
 

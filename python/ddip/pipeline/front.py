@@ -8,7 +8,7 @@ import itertools
 import math
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from ddip.pipeline.stage_view import StageView, look_at, set_rate
 from ddip.pipeline.stepping import MakeOptimizer, Stepping, group_of, rule_of
 from ddip.pipeline.textbook_policies import checked_options
 from ddip.pipeline.tying import aliases, tie_stages
-from ddip.pipeline.writer import Writer
+from ddip.pipeline.writer import STOPPED, Writer
 from ddip.replicas import gather_objects
 
 Loss = Callable[[Any, Any], Any]
@@ -245,8 +245,8 @@ class Pipeline:
         self._make_equal_again()
         source = Batches(batches, self.micro_batches)
         said = [len(source), self.fingerprint(), training, metrics.names]
-        whole = self._writer is None or self._writer.complete
-        everybody = gather_objects((said, uuid.uuid4().hex, whole), self.ranks)
+        ends = self._writer.ends_before(training) if self._writer else ""
+        everybody = gather_objects((said, uuid.uuid4().hex, ends), self.ranks)
         run = everybody[0][1]
         for rank, (theirs, _, _) in enumerate(everybody):
             if theirs != said:
@@ -256,8 +256,8 @@ class Pipeline:
                     )
                 what = f"{theirs[0]} batches here {said[0]}" if theirs[0] != said[0] else "another pipeline"
                 raise ConfigError(f"rank {rank} runs {what}: every rank must run the same pipeline on as many batches")
-        if not all(whole for _, _, whole in everybody):
-            self._end_ledger()
+        for _, _, ends in everybody:
+            self._end_ledger(ends)
         source.start()
         for index in {0, len(self.modules) - 1} & set(self._calls):
             self._calls[index].begin(source, metrics)
@@ -272,9 +272,12 @@ class Pipeline:
             actions = engine().forwards_only(self.edges, self.placement, self.place, len(source) * self.micro_batches)
         if training and self._writer:
             self._writer.complete = False  # until it is: a stop may come anywhere, and twice
-        record = self._execute(actions, training, watch.begin(run, self.ranks.rank, len(source) * self.micro_batches))
-        if training and self._writer:
-            self._writer.add(record, self.micro_batches_done)
+        with self._stops_are_noted():
+            record = self._execute(
+                actions, training, watch.begin(run, self.ranks.rank, len(source) * self.micro_batches)
+            )
+            if training and self._writer:
+                self._end_ledger(self._writer.add(record, self.micro_batches_done))
         for index, node in record.whole_backwards.items():
             self._note(f"stage {index}: its backward is not split, because {node} computes both parts at once")
         if training:
@@ -326,10 +329,20 @@ class Pipeline:
                 )
             self._whole = True
 
-    def _end_ledger(self) -> None:
-        """What a run did that was stopped is not known, so that nothing after it could be replayed."""
-        if self._writer:
-            self._note(f"ledger={str(self._writer.path)!r} ends before the run that was stopped")
+    @contextlib.contextmanager
+    def _stops_are_noted(self) -> Iterator[None]:
+        """At once on this rank. The writer itself goes with the next run, when all ranks know."""
+        try:
+            yield
+        except BaseException:
+            if self._writer and not self._writer.complete:
+                self._note(f"ledger={str(self._writer.path)!r} ends before {STOPPED}")
+            raise
+
+    def _end_ledger(self, before: str) -> None:
+        """`before`: a run of which not everything is known, so that nothing after it could be replayed. All ranks; nothing: it goes on."""
+        if self._writer and before:
+            self._warn(f"ledger={str(self._writer.path)!r} ends before {before}")
             self._writer.close()
             self._writer = None
 
