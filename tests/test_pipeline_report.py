@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pickle
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ddip.pipeline.memory import Memory, readable
-from ddip.pipeline.report import Report, StageTimes, on_one_clock
+from ddip.pipeline.report import Report, StageTimes, on_one_clock, share_of_run, times_of
 from ddip.pipeline.rows import Rows
 
 pytest.importorskip("torch")
@@ -52,6 +53,27 @@ def test_a_part_of_the_time_shows_what_lies_in_it(report: Report) -> None:
     root = ElementTree.fromstring(report.timeline(0.03, 0.05))
     kinds = [node.get("class") for node in root.iter("{http://www.w3.org/2000/svg}rect") if node.get("class")]
     assert sorted(map(str, kinds)) == ["backward", "backward", "receive"]
+
+
+class Done:
+    def __init__(self, kind: str, stage: int, begin: float, end: float) -> None:
+        self.action = SimpleNamespace(kind=kind, stage=stage, staleness=0)
+        self.begin, self.end = begin, end
+
+
+def test_a_rank_that_ends_before_the_others_is_idle_until_they_do() -> None:
+    """gpipe with two stages and two micro-batches: each rank computes for 6 of 9."""
+    first = [Done("forward", 0, 0, 1), Done("forward", 0, 1, 2), Done("backward", 0, 5, 7), Done("backward", 0, 7, 9)]
+    last = [Done("forward", 1, 1, 2), Done("forward", 1, 2, 3), Done("backward", 1, 3, 5), Done("backward", 1, 5, 7)]
+    records = [SimpleNamespace(actions=actions, bytes_sent=0) for actions in (first, last)]
+    stages = [times_of(record, index, index) for index, record in enumerate(records)]
+    share_of_run(stages, 9.0)
+    assert [one.bubble for one in stages] == pytest.approx([1 / 3, 1 / 3])
+
+
+def test_a_rank_with_several_stages_counts_once() -> None:
+    stages = [StageTimes(0, 0, bubble=0.9), StageTimes(1, 1, bubble=0.1), StageTimes(2, 1, bubble=0.1)]
+    assert Report([], stages, 1.0, []).bubble == pytest.approx(0.5)
 
 
 def test_the_table_and_an_empty_run_are_readable(report: Report) -> None:

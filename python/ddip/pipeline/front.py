@@ -35,7 +35,7 @@ from ddip.pipeline.metrics import Metric, Metrics
 from ddip.pipeline.modes import evaluating, make_train
 from ddip.pipeline.parts import Split, edges_of, parts_of
 from ddip.pipeline.rates import MakeScheduler
-from ddip.pipeline.report import Gap, Report, on_one_clock, rows_of, this_machine, times_of
+from ddip.pipeline.report import Gap, Report, on_one_clock, rows_of, share_of_run, this_machine, times_of
 from ddip.pipeline.stage_calls import StageCalls, weakly
 from ddip.pipeline.stage_view import StageView, look_at, set_rate
 from ddip.pipeline.stepping import MakeOptimizer, Stepping, group_of, rule_of
@@ -391,9 +391,11 @@ class Pipeline:
                 break
         stages = sorted((one for times, _, _ in everything for one in times), key=lambda one: one.stage)
         trace = on_one_clock([clocked for _, _, clocked in everything])
+        seconds = max(trace.column("end"), default=0.0)
+        share_of_run(stages, seconds)
         return Report(
             [total / count if count else 0.0 for total, count in zip(sums, counts, strict=True)],
-            stages, max(trace.column("end"), default=0.0), trace, metrics.means(self.ranks),
+            stages, seconds, trace, metrics.means(self.ranks),
         )  # fmt: skip
 
     def recomputes(self, index: int) -> bool:

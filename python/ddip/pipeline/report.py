@@ -37,7 +37,8 @@ class StageTimes:
     update: float = 0.0
     communication: float = 0.0  # handing messages over
     wait: float = 0.0  # for messages
-    total: float = 0.0
+    busy: float = 0.0  # all of the rank's computing, that of its other stages too
+    total: float = 0.0  # of the run
     bubble: float = 0.0  # the share of the run in which the rank computed nothing
     staleness: dict[int, int] = field(default_factory=dict)  # n -> forwards
     bytes_sent: int = 0
@@ -79,8 +80,9 @@ class Report:
 
     @property
     def bubble(self) -> float:
-        """The share of all ranks' time in which nothing was computed."""
-        return sum(stage.bubble for stage in self.stages) / len(self.stages) if self.stages else 0.0
+        """The share of all ranks' time in which nothing was computed. A rank with several stages counts once."""
+        by_rank = {stage.rank: stage.bubble for stage in self.stages}
+        return sum(by_rank.values()) / len(by_rank) if by_rank else 0.0
 
     def timeline(self, begin: float = 0.0, end: float | None = None) -> str:
         """An SVG of what every rank did from second `begin` to second `end`."""
@@ -167,14 +169,13 @@ def this_machine() -> str:
 
 
 def times_of(record: Any, stage: int, rank: int) -> StageTimes:
+    """All but the bubble, which nobody knows before the last rank has ended: `share_of_run`."""
     times = StageTimes(stage, rank, bytes_sent=record.bytes_sent)
-    busy = 0.0
     for done in record.actions:
         seconds = done.end - done.begin
         kind = done.action.kind
-        times.total = max(times.total, done.end)
         if kind in COMPUTE:
-            busy += seconds
+            times.busy += seconds
         if done.action.stage != stage:
             continue
         if kind == "forward":
@@ -189,5 +190,11 @@ def times_of(record: Any, stage: int, rank: int) -> StageTimes:
             times.wait += seconds
         else:
             times.communication += seconds
-    times.bubble = 1.0 - busy / times.total if times.total else 0.0
     return times
+
+
+def share_of_run(stages: list[StageTimes], seconds: float) -> None:
+    """`seconds`: from the first rank's beginning to the last one's end. A rank that begins late or ends early is idle the while."""
+    for one in stages:
+        one.total = seconds
+        one.bubble = 1.0 - one.busy / seconds if seconds else 0.0
