@@ -35,6 +35,8 @@ def test_metrics_are_those_of_one_process_on_every_rank(replicas: int) -> None:
             assert list(found) == ["away", "near"]
         assert group.pull("moved", rank=0) == 0.0
         assert f"near {group.pull('expected', rank=0)['near']:.4g}" in group.run("str(report)")[0].value
+        mean = group.run("report.loss, float(torch.nn.functional.mse_loss(model(x), y)), str(report)")[0].value
+        assert mean[0] == pytest.approx(mean[1], abs=1e-12) and f"mean loss {mean[1]:.4g}" in mean[2]
         assert group.run("pipe.run(p.data(1, 12)).metrics")[0].value == {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import xml.etree.ElementTree as ElementTree
 from types import SimpleNamespace
@@ -84,6 +85,19 @@ def test_the_table_and_an_empty_run_are_readable(report: Report) -> None:
     assert str(Report([2.0, 1.0], [], 1.0, [])) == "2 batches in 1.00 s, last loss 1"
     assert str(Report([], [], 0.0, [])) == "0 batches in 0.00 s"
     ElementTree.fromstring(Report([], [], 0.0, []).timeline())
+
+
+def test_an_evaluation_says_its_mean_and_a_batch_that_counted_nothing_has_no_loss() -> None:
+    nan = float("nan")
+    found = Report([2.0, nan, 1.0], [], 1.0, [], counts=[1.0, 0.0, 3.0], is_evaluation=True)
+    assert found.loss == 1.25 and found.summary() == "3 batches in 1.00 s, mean loss 1.25"
+    trained = Report([2.0, nan], [], 1.0, [], counts=[8.0, 0.0])
+    assert trained.loss == 2.0 and trained.summary() == "2 batches in 1.00 s, last loss –"
+    diverged = Report([nan], [], 1.0, [], counts=[8.0])
+    assert diverged.summary() == "1 batch in 1.00 s, last loss nan"
+    nothing = Report([nan], [], 1.0, [], counts=[0.0], is_evaluation=True)
+    assert math.isnan(nothing.loss) and nothing.summary() == "1 batch in 1.00 s, mean loss –"
+    assert math.isnan(Report([], [], 0.0, []).loss) and Report([1.0, 2.0], [], 1.0, []).loss == 1.5
 
 
 def test_staleness_and_memory_of_each_stage_are_said(report: Report) -> None:

@@ -264,7 +264,7 @@ class Pipeline:
         for calls in self._calls.values():
             calls.activations.begin()
         if len(source) == 0:
-            return Report([], [], 0.0, [], metrics.means(self.ranks))
+            return Report([], [], 0.0, [], metrics.means(self.ranks), is_evaluation=not training)
         if training:
             self.plan = self.plan_of(len(source))
             actions = engine().PlanActions(self.plan, self.place)
@@ -394,8 +394,8 @@ class Pipeline:
         seconds = max(trace.column("end"), default=0.0)
         share_of_run(stages, seconds)
         return Report(
-            [total / count if count else 0.0 for total, count in zip(sums, counts, strict=True)],
-            stages, seconds, trace, metrics.means(self.ranks),
+            [total / count if count else math.nan for total, count in zip(sums, counts, strict=True)],
+            stages, seconds, trace, metrics.means(self.ranks), counts, not training,
         )  # fmt: skip
 
     def recomputes(self, index: int) -> bool:

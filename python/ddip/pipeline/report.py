@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -69,14 +70,23 @@ MEMORY = ("stage", "weights", "gradients", "optimizer", "copies", "activations",
 
 @dataclass(repr=False)
 class Report:
-    """`losses`: the mean of each batch. `trace`: what every rank did, with times: (rank, kind, stage, micro-batch, begin, end).
-    `metrics`: of an evaluation, the means over all samples."""
+    """`losses`: the mean of each batch, NaN of one that counted nothing. `trace`: what every rank did, with times: (rank, kind, stage,
+    micro-batch, begin, end). `metrics`: of an evaluation, the means over all samples. `counts`: what each batch counts for."""
 
     losses: list[float]
     stages: list[StageTimes]
     seconds: float
     trace: Sequence[dict[str, Any]]
     metrics: dict[str, float] = field(default_factory=dict)
+    counts: list[float] = field(default_factory=list)
+    is_evaluation: bool = False
+
+    @property
+    def loss(self) -> float:
+        """The mean over all samples; of batches alike, where nobody counted them. NaN if there are none."""
+        counts = self.counts or [1.0] * len(self.losses)
+        pairs = [(loss, count) for loss, count in zip(self.losses, counts, strict=True) if count]
+        return sum(loss * count for loss, count in pairs) / sum(count for _, count in pairs) if pairs else math.nan
 
     @property
     def bubble(self) -> float:
@@ -117,7 +127,12 @@ class Report:
 
     def summary(self) -> str:
         batches = "1 batch" if len(self.losses) == 1 else f"{len(self.losses)} batches"
-        said = [f"last loss {self.losses[-1]:.4g}"] if self.losses else []
+        counted = [bool(count) for count in self.counts] or [True] * len(self.losses)
+        said = []
+        if self.losses and self.is_evaluation:
+            said = [f"mean loss {self.loss:.4g}" if any(counted) else "mean loss –"]
+        elif self.losses:
+            said = [f"last loss {self.losses[-1]:.4g}" if counted[-1] else "last loss –"]
         said += [f"{name} {value:.4g}" for name, value in self.metrics.items()]
         return ", ".join([f"{batches} in {self.seconds:.2f} s", *said])
 
