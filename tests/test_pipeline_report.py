@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import pickle
 import xml.etree.ElementTree as ElementTree
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ddip.errors import ConfigError
 from ddip.pipeline.memory import Memory, readable
 from ddip.pipeline.report import Report, StageTimes, on_one_clock, share_of_run, times_of
 from ddip.pipeline.rows import Rows
@@ -158,3 +160,36 @@ def test_a_long_run_is_shown_from_its_beginning_until_a_rank_has_done_sixty_thin
     assert (kinds.count("forward"), kinds.count("backward")) == (60, 12)
     short = ElementTree.fromstring(f"<div>{Report([1.0], [], 5.0, rows[:50])._repr_html_()}</div>")
     assert len([1 for node in short.iter("{http://www.w3.org/2000/svg}rect") if node.get("class")]) == 50
+
+
+def test_a_part_of_the_time_that_is_none_is_refused(report: Report) -> None:
+    nan = float("nan")
+    for part in ((5.0, 1.0), (nan, None), (0.0, nan), (1e9, None)):
+        with pytest.raises(ConfigError, match="timeline from second"):
+            report.timeline(*part)
+    ElementTree.fromstring(report.timeline(0.01, float("inf")))
+
+
+def test_a_very_long_run_is_drawn_in_part_which_the_picture_says() -> None:
+    """Of 300,000 actions dictionaries are made for what is drawn alone: all of them took many seconds."""
+    one = [{**row(0, "forward", 0, 0.0, 0.5), "replica": 0}, {**row(1, "retire", 0, 0.0, 0.5), "replica": 0}]
+    rows, made = Rows.of(one), 0
+    while len(rows) < 300_000:
+        rows.extend(copy.deepcopy(rows), later=float(len(rows) // 2))
+
+    class Counted(Rows):
+        def __getitem__(self, place: Any) -> Any:
+            nonlocal made
+            made += isinstance(place, int)
+            return super().__getitem__(place)
+
+    counted = Counted()
+    counted.extend(rows)
+    found = Report([1.0], [], max(rows.column("end")), counted)
+    root = ElementTree.fromstring(found.timeline())
+    boxes = [node for node in root.iter("{http://www.w3.org/2000/svg}rect") if node.get("class")]
+    assert len(boxes) == 4000 and made < 4010
+    said = [str(node.text) for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert any(text.startswith("the first 4,000 of ") for text in said)
+    made = 0
+    assert "the first" not in found._repr_html_() and made < 100

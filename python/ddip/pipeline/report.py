@@ -11,7 +11,7 @@ from typing import Any
 
 from ddip.pipeline.chrome_trace import chrome_trace
 from ddip.pipeline.memory import Memory, readable
-from ddip.pipeline.rows import Rows
+from ddip.pipeline.rows import Rows, columns
 from ddip.pipeline.timeline import KINDS, timeline
 
 COMPUTE = ("forward", "backward", "weight_gradient", "step", "predict", "stash")
@@ -106,9 +106,9 @@ class Report:
     def _beginning(self, boxes: int = 60) -> float:
         """Until when no rank has done more than so many things."""
         ends: dict[int, list[float]] = {}
-        for row in self.trace:
-            if row["kind"] in KINDS:
-                ends.setdefault(row["rank"], []).append(row["end"])
+        for rank, kind, end in zip(*columns(self.trace, "rank", "kind", "end"), strict=True):
+            if kind in KINDS:
+                ends.setdefault(rank, []).append(end)
         return min((sorted(one)[boxes - 1] for one in ends.values() if len(one) > boxes), default=self.seconds)
 
     def save_trace(self, path: str | Path) -> None:

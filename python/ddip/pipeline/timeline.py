@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
+
+from ddip.errors import ConfigError
+from ddip.pipeline.rows import columns
 
 # Colour, and what a box is called; hatching and height tell them apart without colours, too.
 KINDS = {
@@ -18,6 +22,7 @@ KINDS = {
     "receive": ("#cdd3dc", "wait for a message"),
 }
 LEFT, ROW, GAP, TOP = 70, 34, 10, 26
+MOST = 4000  # boxes
 
 
 @dataclass
@@ -41,13 +46,32 @@ class Drawing:
 
 
 def timeline(trace: Sequence[dict[str, Any]], begin: float = 0.0, end: float | None = None, width: int = 960) -> str:
-    """An SVG of the seconds from `begin` to `end`; None: to the last action's end."""
-    last = max((row["end"] for row in trace), default=0.0)
+    """An SVG of the seconds from `begin` to `end`; None: to the last action's end. It ends where it has MOST boxes, and says so:
+    browsers do not draw a long run whole, nor could anything be told apart in it."""
+    if math.isnan(begin) or (end is not None and not end >= begin):
+        raise ConfigError(
+            f"timeline from second {begin} to second {end}; expected an end that is not before the beginning"
+        )
+    rank_of, stage_of, kind_of, begins, ends = columns(trace, "rank", "stage", "kind", "begin", "end")
+    last = max(ends, default=0.0)
+    if begin > last:
+        raise ConfigError(f"timeline from second {begin} on; the run has {last:.3f} seconds")
     end = last if end is None else min(end, last)
-    ranks = sorted({row["rank"] for row in trace})
-    stages = {
-        rank: sorted({row["stage"] for row in trace if row["rank"] == rank and row["stage"] >= 0}) for rank in ranks
-    }
+    ranks = sorted(set(rank_of))
+    places = set(zip(rank_of, stage_of, strict=True))
+    stages = {rank: sorted(stage for at, stage in places if at == rank and stage >= 0) for rank in ranks}
+    chosen = [
+        place
+        for place, (kind, first, over) in enumerate(zip(kind_of, begins, ends, strict=True))
+        if kind in KINDS and over > begin and first < end
+    ]
+    said = ""
+    if len(chosen) > MOST:
+        chosen.sort(key=begins.__getitem__)
+        end = begins[chosen[MOST]]
+        said = f"the first {MOST:,} of {len(chosen):,} actions; timeline(begin, end) shows others"
+        del chosen[MOST:]
+    rows = [trace[place] for place in chosen]
     drawing = Drawing(begin, end, width, f"hatch-{zlib.crc32(repr((begin, end, len(trace), trace[:1])).encode()):x}")
     height = TOP + len(ranks) * (ROW + GAP) + 44
     parts = [
@@ -63,11 +87,13 @@ def timeline(trace: Sequence[dict[str, Any]], begin: float = 0.0, end: float | N
         parts.append(f'<rect x="{LEFT}" y="{y}" width="{width - LEFT - 10}" height="{ROW}" fill="#f6f6f7"/>')
         parts += [
             box(drawing, row, y, faded=stages[rank].index(row["stage"]) / len(stages[rank]))
-            for row in trace
-            if row["rank"] == rank and row["kind"] in KINDS and row["end"] > begin and row["begin"] < end
+            for row in rows
+            if row["rank"] == rank
         ]
+    if said:
+        parts.append(f'<text x="{width - 10}" y="{TOP - 10}" text-anchor="end" fill="#555">{said}</text>')
     parts += axis(drawing, TOP + len(ranks) * (ROW + GAP))
-    parts += legend(drawing, height - 12, {row["kind"] for row in trace})
+    parts += legend(drawing, height - 12, set(kind_of))
     return "\n".join([*parts, "</svg>"])
 
 
