@@ -31,9 +31,10 @@ from ddip.study.one_run import FINAL_RATE, computed  # noqa: E402
 from ddip.study.plan import SWEEP_SEEDS, Cell, Study  # noqa: E402
 from ddip.study.plots import accuracy_over_time, losses  # noqa: E402
 from ddip.study.policies import POLICIES, choice_of, refusal, with_references  # noqa: E402
+from ddip.study.results import VERSIONS  # noqa: E402
 from ddip.study.settings import Run, Settings  # noqa: E402
 from ddip.study.summary import Line, lines_of  # noqa: E402
-from ddip.study.table import tables_of  # noqa: E402
+from ddip.study.table import assumptions, tables_of  # noqa: E402
 from ddip.study.task import accuracy_of, drawn, loss_of, stages_of  # noqa: E402
 from ddip.study.tasks import TASKS  # noqa: E402
 from torch import nn  # noqa: E402
@@ -408,7 +409,59 @@ def test_ctrl_c_keeps_the_runs_that_ended_and_leaves_no_process(sent: signal.Sig
     assert len(list(csv.DictReader((out / "results.csv").read_text().splitlines()))) >= 1
 
 
+def test_beside_a_none_that_diverged_nothing_is_said_to_help() -> None:
+    study, lines = lines_with({"none": [1.0, math.inf, 1.2], "stash": [1.05, 1.1, 1.15], "lwp": [2.0, math.inf, 2.2]})
+    own = {line.cell.policy: line.verdict for line in lines if line.cell.schedule == "async_1f1b"}
+    assert own == {"none": "", "stash": "none diverged in 1 of 3", "lwp": "none diverged in 1 of 3"}
+    text = tables_of(study, lines)
+    assert "none diverged in 1 of 3: nothing can be compared with it" in text
+    assert "helps:" not in text and "stale weights cost" not in text
+    ElementTree.fromstring(losses(study, lines))
+
+
+def test_fresh_weights_are_those_of_one_process_and_not_of_a_policy() -> None:
+    settings = replace(SMALL, schedule="seq")
+    study = study_of("none", "stash", rates=[1.0], settings=settings)
+    rows = {run: row_with(1.0 + run.seed / 100 + (run.policy == "stash")) for run in study.final({})}
+    text = tables_of(study, lines_of(study, rows))
+    assert "stale weights" not in "\n".join(text.splitlines()[:-8]) and "hurts: stash" in text
+
+
+def test_the_target_is_in_the_picture_also_where_nobody_came_near_it() -> None:
+    study, lines = lines_with({"none": [1.0, 1.1, 1.2]})
+    for accuracies in ([0.0, 0.0], [0.01, 0.02]):
+        of = [replace(line, accuracies=accuracies) for line in lines]
+        drawing = ElementTree.fromstring(accuracy_over_time(study, of))
+        target = drawing.findall("{http://www.w3.org/2000/svg}line")[0]
+        assert 18 < float(str(target.get("y1"))) < 380
+
+
+def test_the_table_says_that_nesterov_has_other_settings_than_its_none() -> None:
+    assert "nesterov is a preset" in "\n".join(assumptions(study_of("nesterov")))
+    assert "nesterov" not in "\n".join(assumptions(study_of("nadam")))
+
+
+def test_results_of_another_version_are_not_mixed_in(tmp_path: Path, capsys: Any) -> None:
+    run_in(tmp_path)
+    path = tmp_path / "results.csv"
+    whole = path.read_text()
+    row = next(csv.DictReader(whole.splitlines()))
+    assert {name: row[name] for name in VERSIONS} == VERSIONS and VERSIONS["torch"] == torch.__version__
+    capsys.readouterr()
+    for changed, said in (
+        (
+            whole.replace(f",{torch.__version__}\n", ",1.0\n", 1),
+            f"line 2: version of torch is 1.0, this study's is {torch.__version__}",
+        ),
+        (whole.replace(",ddip,torch\n", "\n", 1), "line 1: of a version of ddip that did not say which"),
+    ):
+        path.write_text(changed)
+        assert command.main(["staleness", *TINY, "--out", str(tmp_path)]) == 2
+        assert said in capsys.readouterr().err
+
+
 BAD = [
+    (["--schedule", "seq,1f1b"], "--schedule seq,1f1b: expected one, as seq"),
     (["--tasks", "vison"], "--tasks vison: expected vision, language; did you mean vision?"),
     (["--policies", "msang"], "--policies msang: expected msnag, "),
     (["--policies", "msnag@adam"], "--policies msnag@adam: staleness 'msnag' with optimizer adam; expected sgd"),

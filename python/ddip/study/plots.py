@@ -53,7 +53,7 @@ def none_of(study: Study, line: Line) -> Cell:
 
 
 def dot(study: Study, line: Line, x: Callable[[float], float], y: float) -> list[str]:
-    colour = COLOURS[line.verdict]
+    colour = COLOURS.get(line.verdict, COLOURS["no difference"])
     name = f'<text x="20" y="{y + 4}">{escape(name_of(study, line))}</text>'
     if line.diverged:
         return [name, f'<text x="{LEFT}" y="{y + 4}" fill="{COLOURS["hurts"]}">diverged</text>']
@@ -72,7 +72,8 @@ def accuracy_over_time(study: Study, lines: list[Line]) -> str:
     """One line for each policy. All runs have as many micro-batches: who waits needs longer for them."""
     height, top, right = 380, 36, WIDTH - 200
     last = max(line.time for line in lines)
-    highest = max(max(line.accuracies) for line in lines)
+    target = study.settings.target or TASKS[lines[0].cell.task].target
+    highest = max(target, *(max(line.accuracies) for line in lines))  # above 0, also where all runs diverged
 
     def x(time: float) -> float:
         return 60 + time / last * (right - 60)
@@ -80,7 +81,6 @@ def accuracy_over_time(study: Study, lines: list[Line]) -> str:
     def y(accuracy: float) -> float:
         return top + (1 - accuracy / highest) * (height - top - 30)
 
-    target = study.settings.target or TASKS[lines[0].cell.task].target
     parts = [
         f'<line x1="60" x2="{right}" y1="{y(target):.1f}" y2="{y(target):.1f}" stroke="#999" stroke-dasharray="3 3"/>',
         f'<text x="62" y="{y(target) - 4:.1f}" fill="#555">target {target:g}</text>',

@@ -9,6 +9,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import ddip
 from ddip.errors import ConfigError
 from ddip.study.settings import Run, Settings
 
@@ -19,7 +22,8 @@ NUMBERS = [
     "loss", "accuracy", "target", "time_to_target", "time", "staleness", "moved", "prediction_error", "cosine", "copies", "bytes",
 ]  # fmt: skip
 LISTS = ["losses", "accuracies", "moved_by_stage", "cosine_by_stage"]
-HEADER = [*RUN, *NUMBERS, *LISTS, SCHEDULE, *SETTINGS]
+VERSIONS = {"ddip": ddip.__version__, "torch": torch.__version__}  # others may compute otherwise
+HEADER = [*RUN, *NUMBERS, *LISTS, SCHEDULE, *SETTINGS, *VERSIONS]
 Row = dict[str, Any]
 
 
@@ -37,6 +41,10 @@ class Results:
         if not text.endswith("\n"):  # the row that was being written when somebody pulled the plug
             text = text[: text.rfind("\n") + 1]
         lines = list(csv.reader(io.StringIO(text)))
+        if lines and lines[0] == HEADER[: -len(VERSIONS)]:
+            raise ConfigError(
+                f"{self.path}: line 1: of a version of ddip that did not say which; expected another folder for --out"
+            )
         if lines and lines[0] != HEADER:
             raise ConfigError(f"{self.path}: line 1: not the results of a study; expected another folder for --out")
         here = settings_in(self.settings)
@@ -47,7 +55,7 @@ class Results:
             values = dict(zip(HEADER, line, strict=True))
             for key, value in here.items():
                 if values[key] != value:
-                    name = "schedule" if key == SCHEDULE else key
+                    name = {SCHEDULE: "schedule", "ddip": "version of ddip", "torch": "version of torch"}.get(key, key)
                     raise ConfigError(
                         f"{where}: {name} is {values[key]}, this study's is {value}; expected another folder for --out"
                     )
@@ -88,7 +96,7 @@ class Results:
 
 def settings_in(settings: Settings) -> dict[str, str]:
     values = asdict(settings)
-    return {SCHEDULE: settings.schedule, **{key: shown(values[key]) for key in SETTINGS}}
+    return {SCHEDULE: settings.schedule, **{key: shown(values[key]) for key in SETTINGS}, **VERSIONS}
 
 
 def shown(value: Any) -> str:

@@ -59,7 +59,11 @@ def main(arguments: list[str]) -> int:
 
 
 def settings_of(texts: dict[str, str], quick: bool) -> Settings:
-    schedule = names_of("schedule", texts["schedule"], SCHEDULES)[0]
+    schedule, *others = names_of("schedule", texts["schedule"], SCHEDULES)
+    if others:
+        raise ConfigError(
+            f"--schedule {texts['schedule']}: expected one, as {schedule}; seq and 1f1b are in each table"
+        )
     if texts["max_staleness"] and schedule != "virtual_async":
         raise ConfigError(f"--max-staleness with schedule {schedule}; expected virtual_async")
     return Settings(

@@ -38,7 +38,8 @@ class Line:
 def lines_of(study: Study, rows: dict[Run, Row]) -> list[Line]:
     """REQUIRES: all runs are there."""
     found = []
-    losses = {cell: interval([row["loss"] for row in final_rows(study, cell, rows)]) for cell in study.cells}
+    every = {cell: [row["loss"] for row in final_rows(study, cell, rows)] for cell in study.cells}
+    losses = {cell: interval(values) for cell, values in every.items()}
     for cell in study.cells:
         of = final_rows(study, cell, rows)
         rate = study.best_rate(cell, rows)
@@ -51,7 +52,7 @@ def lines_of(study: Study, rows: dict[Run, Row]) -> list[Line]:
                 rate=rate,
                 at_edge=study.at_edge(cell, rate),
                 seeds=len(of),
-                diverged=sum(not math.isfinite(row["loss"]) for row in of),
+                diverged=diverged_in(every[cell]),
                 loss=losses[cell],
                 accuracy=interval([row["accuracy"] for row in of]),
                 reached=len(times),
@@ -65,11 +66,22 @@ def lines_of(study: Study, rows: dict[Run, Row]) -> list[Line]:
                 cosine=interval([row["cosine"] for row in of]),
                 copies=of[0]["copies"],
                 bytes=of[0]["bytes"],
-                verdict=verdict(losses[cell], losses[reference]) if compared else "",
+                verdict=verdict_of(losses[cell], every[reference]) if compared else "",
                 accuracies=[sum(values) / len(of) for values in zip(*(row["accuracies"] for row in of), strict=True)],
             )
         )
     return found
+
+
+def diverged_in(losses: list[float]) -> int:
+    return sum(not math.isfinite(loss) for loss in losses)
+
+
+def verdict_of(loss: Interval, reference: list[float]) -> str:
+    """Beside a reference that diverged everything would help: that says something of the reference alone."""
+    if diverged := diverged_in(reference):
+        return f"none diverged in {diverged} of {len(reference)}"
+    return verdict(loss, interval(reference))
 
 
 def final_rows(study: Study, cell: Cell, rows: dict[Run, Row]) -> list[Row]:

@@ -80,9 +80,14 @@ def conclusions(study: Study, lines: list[Line]) -> list[str]:
         of = [line for line in lines if line.cell.optimizer == optimizer]
         own = [line for line in of if line.cell.schedule == study.settings.schedule]
         none = next(line for line in own if line.cell.policy == "none")
-        fresh = next((line for line in of if line.cell.schedule == "seq" and line is not none), None)
+        baselines = [line for line in of if line.cell.schedule != study.settings.schedule]
+        fresh = next((line for line in baselines if line.cell.schedule == "seq"), None)
         words = []
-        if fresh is not None:
+        if none.diverged:
+            words.append(f"none {plain(none)}: nothing can be compared with it")
+        elif fresh is not None and fresh.diverged:
+            words.append(f"fresh weights {plain(fresh)}: what stale ones cost cannot be said")
+        elif fresh is not None:
             cost = {
                 "helps": "stale weights cost something here",
                 "no difference": "stale weights make no difference that these seeds can show",
@@ -113,9 +118,15 @@ def assumptions(study: Study) -> list[str]:
         if len(study.rates) > 1
         else "given"
     )
+    preset = []
+    if any("nesterov" in policy.split("+") for policy, _ in study.choices):
+        preset = [
+            "nesterov is a preset: NAdam with beta1 0.99 and momentum_decay 1, and a stash; its none has torch's own 0.9 and 0.004."
+        ]
     return [
         f"± is a 95% confidence interval over {study.seeds} seeds (Student's t). Rate: {sweep}, * at the edge of the sweep.",
         "verdict: held-out loss beside none with the same schedule and optimizer; 'no difference': the intervals overlap.",
+        *preset,
         f"time: simulated, not measured: {s.stages} stages, c = {s.cost:g} for forward and backward of a micro-batch on a stage,",
         f"  x = {s.link:g} for a message, nothing for steps and predictions; {batch}its time is the",
         "  best of gpipe, 1f1b and 1f1b with a wide window; (nothing stale) is one batch of one process at a time over the stages.",
