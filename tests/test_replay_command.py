@@ -189,6 +189,9 @@ BAD: list[tuple[Callable[[list[dict[str, Any]]], None], str]] = [
     (changed("kind", "forward"), "line 1: not a ledger"),
     (changed("format", 2), "line 1: format 2; this ddip reads format 1"),
     (changed("seed", None), "line 1: seed is missing"),
+    (changed("program", "\udc80.py:f"), 'line 1: program is "\\udc80.py:f"; expected text that can be printed or null'),
+    (changed("torch", "\x1b[2J"), 'line 1: torch is "\\u001b[2J"; expected text that can be printed'),
+    (changed("micro_batch", 10**4000, 1), "line 2: micro_batch is 1000"),
     (changed("sed", 3), "line 1: unknown key 'sed'; did you mean seed?"),
     (changed("stages", 3), "line 1: optimizer has 2 entries; expected one per stage, 3"),
     (changed("threads", 0), "line 1: threads 0; expected at least 1"),
@@ -240,6 +243,7 @@ def test_bad_ledgers_are_refused_with_the_line(folder: Path, change: Callable[[l
     (b'{"kind": "header", "format": NaN}', "line 1: NaN is not a number"),
     (b'{"kind": "header", "format": 1e999}', "line 1: format inf"),
     (b" " * (1 << 20) + b"{}", "line 1: longer than 1 MiB"),
+    (b'{"kind": "header", "format": ' + b"1" * 5000 + b"}", "line 1: not a JSON object (Exceeds the limit"),
 ])  # fmt: skip
 def test_what_is_no_ledger_is_refused(text: bytes, says: str, tmp_path: Path) -> None:
     (tmp_path / "l").write_bytes(text)

@@ -20,7 +20,7 @@ Json = dict[str, Any]
 COUNT = "a whole number from 0 on"
 NUMBER = "a number that fits a float32"
 AMOUNT = "a number from 0 on that fits a float32"
-TEXT = "text"
+TEXT = "text that can be printed"
 HASH = "64 hexadecimal digits"
 FLAG = "true or false"
 OBJECT = "an object"
@@ -140,7 +140,7 @@ def _object_of(line: bytes, where: str) -> Json:
 
     try:
         values = json.loads(line.decode("utf-8"), object_pairs_hook=without_twins, parse_constant=no_number)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, a number of thousands of digits
         raise ConfigError(f"{where}: not a JSON object ({str(error).splitlines()[0]})") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: not a JSON object")
@@ -245,7 +245,8 @@ def _is(value: Any, what: str) -> bool:
         COUNT: whole and 0 <= value < 1 << 63,
         NUMBER: (whole or isinstance(value, float)) and abs(value) <= LARGEST,
         AMOUNT: (whole or isinstance(value, float)) and 0 <= value <= LARGEST,
-        TEXT: isinstance(value, str),
+        TEXT: isinstance(value, str)
+        and value.isprintable(),  # it is: neither half characters nor a terminal's commands
         FLAG: isinstance(value, bool),
         OBJECT: isinstance(value, dict),
         HASH: isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef"),
