@@ -342,11 +342,22 @@ def test_the_leftover_steps_with_its_share() -> None:
     ({"optimizer": lambda p: torch.optim.Adam(p, amsgrad=True)}, "amsgrad"),
     ({"staleness": "msnag", "optimizer": OPTIMIZERS["adam"]}, "msnag"),
     ({"staleness": "spike", "optimizer": OPTIMIZERS["decay"]}, "spike"),
+    ({"schedule": "paci", "accumulate": 1}, "accumulate 1; expected at least 2"),
+    ({"batches": []}, "no batches"),
+    ({"accumulate": 0}, "accumulate 0; expected a whole number from 1 on"),
+    ({"micro_batches": 0}, "micro_batches 0; expected a whole number from 1 on"),
+    ({"seed": -1}, "seed is -1; expected a whole number from 0 on"),
+    ({"precision": "fp16"}, "precision 'fp16'; expected fp32 or bf16"),
+    ({"form": "sutskever", "optimizer": OPTIMIZERS["adam"]}, "form 'sutskever' of adam; expected torch or libtorch"),
+    ({"schedule": "1f1b", "staleness": "spectrain"}, "staleness 'spectrain' with schedule 1f1b"),
+    ({"staleness": "nesterov"}, "staleness 'nesterov' with optimizer sgd; expected nadam"),
 ])  # fmt: skip
 def test_wrong_requests_are_refused_in_one_line(wrong: dict[str, Any], says: str) -> None:
-    settings: dict[str, Any] = {"optimizer": sgd, "micro_batches": 2, "accumulate": 2, **wrong}
+    settings: dict[str, Any] = {
+        "batches": data_of(), "optimizer": sgd, "micro_batches": 2, "accumulate": 2, **wrong,
+    }  # fmt: skip
     with pytest.raises(ConfigError) as error:
-        simulate(stages_of(), mean_loss, data_of(), **settings)
+        simulate(stages_of(), mean_loss, **settings)
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
@@ -727,6 +738,23 @@ def test_a_step_that_counts_nothing_makes_a_version_and_no_more(policy: str, opt
     steps[4]["rates"] = [0.1]
     found.ledger.write(tmp_path / "l")
     assert "rates" in (replay(tmp_path / "l", stages_of(), masked, data).difference or "")
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "async_1f1b", "2bw"])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_stage_with_nothing_to_train_is_simulated_and_replayed(schedule: str, stage: int, tmp_path: Path) -> None:
+    def made() -> list[nn.Module]:
+        stages = stages_of()
+        stages[stage].requires_grad_(False)
+        return stages
+
+    settings: dict[str, Any] = {"optimizer": sgd, "micro_batches": 2, "accumulate": 4, "schedule": schedule}
+    found = simulate(made(), mean_loss, data_of(), **settings)
+    found.ledger.write(tmp_path / "l")
+    result = replay(tmp_path / "l", made(), mean_loss, data_of())
+    assert result.identical, result.difference
+    assert hash_of(made()[stage], result.weights[stage]) == found.ledger.header["initial"][stage]
+    assert {r.kind for r in found.ledger.records if r.stage == stage} == {"forward", "backward"}
 
 
 def test_batches_may_be_dictionaries() -> None:

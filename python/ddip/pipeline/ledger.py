@@ -120,7 +120,7 @@ def read(path: Path | str) -> Ledger:
                 raise ConfigError(f"{where}: longer than 1 MiB")
             values = _object_of(line, where)
             if header is None:
-                header = _checked_header(values, where)
+                header = checked_header(values, where)
             else:
                 records.append(_checked_record(Record(number, values), header, where))
     if header is None:
@@ -147,7 +147,8 @@ def _object_of(line: bytes, where: str) -> Json:
     return values
 
 
-def _checked_header(values: Json, where: str) -> Json:
+def checked_header(values: Json, where: str) -> Json:
+    """ConfigError for what no replay could begin with."""
     if values.get("kind") != "header":
         raise ConfigError(f'{where}: not a ledger; expected a header, that is "kind": "header"')
     if values.get("format") != FORMAT:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ddip.errors import ConfigError
-from ddip.pipeline.ledger import FORMAT, Json, Ledger, Record, did_you_mean
+from ddip.pipeline.ledger import FORMAT, Json, Ledger, Record, checked_header, did_you_mean
 from ddip.pipeline.micro_batches import micro_batches_of, samples_in
 from ddip.pipeline.parts import Part
 from ddip.pipeline.replay import Interpreter, Loss, Observer
@@ -75,11 +75,16 @@ def simulate(
     `observe(stage, version, gradient, weights)` is called after each step.
     """
     _check(schedule, staleness, stages, window)
+    for name, count in (("micro_batches", micro_batches), ("accumulate", accumulate)):
+        if not isinstance(count, int) or count < 1:
+            raise ConfigError(f"{name} {count!r}; expected a whole number from 1 on")
     if takes is None and ties_of(stages):
         parts = [Part(module) for module in stages]
         tie_stages(parts)
         stages, takes, gives = [p.module for p in parts], [p.takes for p in parts], [p.gives for p in parts]
     pairs = list(batches)
+    if not pairs:
+        raise ConfigError("no batches; expected at least one")
     empty = {k for k, (x, _) in enumerate(micro_batches_of(pairs, micro_batches)) if samples_in(x) == 0}
     sizes = [micro_batches] * len(pairs)
     depth = len(stages)
@@ -87,10 +92,14 @@ def simulate(
     if schedule == "virtual_async":
         cap = depth - 1 if max_staleness is None else max_staleness
         windows = [max(0, min(depth - 1, cap) - index) for index in range(depth)]
-    if schedule in ("2bw", "paci") and accumulate < max(depth if schedule == "2bw" else 1, windows[0]):
-        raise ConfigError(f"schedule {schedule}: accumulate {accumulate}; expected at least {max(depth, windows[0])}")
+    least = {"2bw": max(depth, windows[0]), "paci": windows[0]}.get(schedule, 1)
+    if accumulate < least:
+        raise ConfigError(f"schedule {schedule}: accumulate {accumulate}; expected at least {least}")
     orders = [order_of(schedule, sizes, windows[index], accumulate) for index in range(depth)]
-    optimizers = [optimizer([p for p in module.parameters() if p.requires_grad]) for module in stages]
+    optimizers = [
+        optimizer(trained) if (trained := [p for p in module.parameters() if p.requires_grad]) else None
+        for module in stages
+    ]
     per_step = accumulate * micro_batches if schedule in SYNCHRONOUS else accumulate
     header: Json = {
         "kind": "header", "format": FORMAT, "stages": depth, "schedule": schedule, "staleness": staleness,
@@ -104,13 +113,16 @@ def simulate(
     }  # fmt: skip
     records = []
     for index, order in enumerate(orders):
-        rates = [group["lr"] for group in optimizers[index].param_groups]
+        made = optimizers[index]
+        rates = [float(group["lr"]) for group in made.param_groups] if made else []
         plan = _StagePlan(header, index, schedule, rates, rate, recompute and index < depth - 1)
         actions = without_empty(order, empty, None if schedule in SYNCHRONOUS else accumulate)
+        if made is None:
+            actions = [action for action in actions if action.kind != "step"]
         records += [Record(0, plan.record(action)) for action in actions]
     if takes is not None and gives is not None:
         header |= {"takes": takes, "gives": gives}
-    ledger = Ledger(header, records)
+    ledger = Ledger(checked_header(header, "simulate"), records)
     for line, record in enumerate(records, 2):
         record.line = line
     interpreter = Interpreter(ledger, stages, loss, pairs, fill=True)
@@ -121,8 +133,10 @@ def simulate(
     return Simulation(result.losses, result.weights, result.buffers, result.gaps, ledger)
 
 
-def described(optimizer: torch.optim.Optimizer, module: nn.Module, form: str = "torch") -> Json:
-    """A torch optimizer as a ledger's header has it."""
+def described(optimizer: torch.optim.Optimizer | None, module: nn.Module, form: str = "torch") -> Json:
+    """A torch optimizer as a ledger's header has it. None: of a stage with nothing to train."""
+    if optimizer is None:
+        return {"name": "sgd", "form": "torch", "groups": []}
     kind = type(optimizer).__name__
     if kind not in OPTIMIZERS:
         raise ConfigError(f"optimizer {kind}; expected {', '.join(OPTIMIZERS)}{did_you_mean(kind, OPTIMIZERS)}")
@@ -163,6 +177,8 @@ class _StagePlan:
         return {**values, "weights": self._seen_by_backward(action), "recomputed": self.recompute}
 
     def _seen_by_forward(self, action: Action) -> Json:
+        if not self.base:
+            return {"kind": "true", "version": 0}
         if self.schedule == "2bw":
             return {"kind": "true", "version": self._version_of_2bw(action), "n": action.staleness}
         if self.predictor == "spectrain":
@@ -182,6 +198,8 @@ class _StagePlan:
         return {**seen, "partial": action.partial} if self.predictor == "aggmsnag" else seen
 
     def _seen_by_backward(self, action: Action) -> Json:
+        if not self.base:
+            return {"kind": "true", "version": 0}
         if self.schedule == "2bw":
             return {"kind": "true", "version": self._version_of_2bw(action)}
         if self.keeps:
