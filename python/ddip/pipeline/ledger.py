@@ -92,6 +92,14 @@ class Record:
     def stage(self) -> int:
         return int(self.values["stage"])
 
+    @property
+    def name(self) -> str:
+        """For people."""
+        values = self.values
+        version = f"version {values.get('step', values.get('version'))}"
+        which = f"micro-batch {values['micro_batch']}" if "micro_batch" in values else version
+        return f"line {self.line}: stage {self.stage}, {self.kind.replace('_', ' ')}, {which}"
+
 
 @dataclass
 class Ledger:

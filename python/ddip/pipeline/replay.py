@@ -20,6 +20,7 @@ from ddip.errors import ConfigError
 from ddip.pipeline.borders import Routes, added, floats_in
 from ddip.pipeline.ledger import Ledger, Record, read
 from ddip.pipeline.micro_batches import Batches, micro_batches_of, samples_in
+from ddip.pipeline.replay_norms import Norms
 from ddip.pipeline.replay_rules import Rules
 from ddip.pipeline.replay_runs import check_runs
 from ddip.pipeline.replay_stage import Difference, Found, Gap, Stage, hash_of
@@ -80,12 +81,7 @@ class Interpreter:
             lent = {tie.value for tie in ties}
             stages = wrapped(stages, [[name for name in given if name not in lent] for given in header["gives"]], ties)
         self.stages = [Stage(index, module, loss, header) for index, module in enumerate(stages)]
-        self.clipping, self.norm_delay = header.get("clipping", "local"), header.get("norm_delay", 0)
-        elements = [sum(stage.weights[name].numel() for name in stage.trained) for stage in self.stages]
-        self.shares = [math.sqrt(count / max(1, sum(elements))) for count in elements]
-        for stage, share in zip(self.stages, self.shares, strict=True):
-            if self.clipping == "proportional" and stage.clip is not None:
-                stage.clip *= share
+        self.norms = Norms(ledger, self.stages)
         self.result = Replay(None)
         self.data = self._data(batches)
         self.filled = sum(samples_in(x) > 0 for x, _ in self.data)
@@ -100,7 +96,6 @@ class Interpreter:
         self.seen: set[tuple[int, int]] = set()
         self.stale: set[tuple[int, int]] = set()  # micro-batches that a step overtook
         self.losses: dict[int, tuple[float, float]] = {}
-        self.norms: dict[tuple[int, int], float] = {}  # (stage, step) → what it was clipped by
         self.reads = Counter((record.stage, version) for record in ledger.records for version in _versions_read(record))
 
     def _data(self, batches: Batches) -> list[tuple[Any, Any]]:
@@ -126,7 +121,7 @@ class Interpreter:
             for stage in self.stages:
                 check_runs(self.ledger, stage.index, uses_means and bool(stage.trained))
             self._run_all()
-            self._check_norms()
+            self.norms.check()
         except Difference as difference:
             self.result.difference = str(difference)
         finally:
@@ -163,7 +158,7 @@ class Interpreter:
                     moving = True
         for queue in queues:
             if queue:
-                raise Difference(f"{_name(queue[0])}: what it needs from its neighbour never comes")
+                raise Difference(f"{queue[0].name}: what it needs from its neighbour never comes")
         for index, k in self.waiting:
             raise Difference(
                 f"the ledger ends: the weight gradient of micro-batch {k} of stage {index}, whose backward was split, never comes"
@@ -206,7 +201,7 @@ class Interpreter:
         try:
             action(record, self.stages[record.stage])
         except Difference as difference:
-            raise Difference(f"{_name(record)}: {difference}") from None
+            raise Difference(f"{record.name}: {difference}") from None
         for version in _versions_read(record):
             self.reads[record.stage, version] -= 1
         self._forget(self.stages[record.stage])
@@ -332,7 +327,7 @@ class Interpreter:
         if len(values["rates"]) != len(stage.groups):
             raise Difference(f"{len(values['rates'])} rates for {len(stage.groups)} groups")
         divisor = float(values["count"]) * stage.loss_scale
-        norm = self._norm(record, stage, divisor)
+        norm = self.norms.of(record, stage, divisor)
         gradient = stage.step(values["micro_batches"], divisor, values["rates"], values.get("share"), norm)
         if self.fill or "gradient" in values:
             self._agree(record, "gradient", hash_of(stage.module, gradient))
@@ -348,40 +343,6 @@ class Interpreter:
         stage.skip()
         self._agree(record, "sha256", hash_of(stage.module, stage.weights))
 
-    def _norm(self, record: Record, stage: Stage, divisor: float) -> float | None:
-        """The norm of all stages that a step was clipped by. It is believed here, and looked at when all stages have stepped."""
-        if self.clipping != "global":
-            return None
-        if "norm" not in record.values:
-            raise Difference("a step that is clipped by the norm of all stages has no norm")
-        early = record.values["step"] <= self.norm_delay
-        stage.clip = self.ledger.header["clip"] * (self.shares[stage.index] if early else 1.0)
-        said = record.values["norm"]
-        if said is None:
-            said = self._endless_norm(record, stage, divisor)
-        self.norms[stage.index, record.values["step"]] = float(said)
-        return float(said)
-
-    def _endless_norm(self, record: Record, stage: Stage, divisor: float) -> float:
-        """A ledger has null for infinity, by which gradients become 0, and for NaN, by which they stay: the gradient tells which."""
-        gradient = stage.gradient(record.values["micro_batches"], divisor)
-        stage.clip_by(math.inf, gradient)
-        return math.inf if record.values.get("gradient") == hash_of(stage.module, gradient) else math.nan
-
-    def _check_norms(self) -> None:
-        for record in self.ledger.records if self.clipping == "global" else []:
-            step = record.values.get("step", 0)
-            if (record.stage, step) not in self.norms:
-                continue
-            said = self.norms[record.stage, step]
-            early = step <= self.norm_delay
-            whose = [self.stages[record.stage]] if early else [s for s in self.stages if s.trained]
-            at = step - 1 if early else step - 1 - self.norm_delay
-            here = math.sqrt(sum(stage.norms[at] * stage.norms[at] for stage in whose))
-            # Of a gradient that is NaN already nobody can tell by which of the two it was clipped.
-            if not math.isclose(here, said, rel_tol=1e-6) and (math.isfinite(here) or math.isfinite(said)):
-                raise Difference(f"{_name(record)}: norm is {here:.9g}, the ledger says {said:.9g}")
-
     def _drain(self, record: Record, stage: Stage) -> None:
         if stage.flights:
             raise Difference(f"micro-batches {sorted(stage.flights)} are still in flight")
@@ -392,16 +353,6 @@ class Interpreter:
 def _versions_read(record: Record) -> list[int]:
     weights = record.values.get("weights", {})
     return [weights["version"]] if "version" in weights else []
-
-
-def _name(record: Record) -> str:
-    values = record.values
-    which = (
-        f"micro-batch {values['micro_batch']}"
-        if "micro_batch" in values
-        else f"version {values.get('step', values.get('version'))}"
-    )
-    return f"line {record.line}: stage {record.stage}, {record.kind.replace('_', ' ')}, {which}"
 
 
 def _short(value: Any) -> str:
