@@ -205,6 +205,8 @@ def test_a_ledger_of_an_earlier_pipeline_does_not_outlive_one_whose_first_run_fa
         "try:\n    pipe.run(l.batches_of([8]))\nexcept Exception as error:\n    pass"
     )
     assert [(line["kind"], line["micro_batches"]) for line in lines_of(path)] == [("header", 0)]
+    with pytest.raises(ddip.RankError, match="the ledger has no run"):
+        two.run(f"l.replay({str(path)!r}, l.parts(), torch.nn.functional.mse_loss, l.batches_of([8]))")
 
 
 CHANGES = {

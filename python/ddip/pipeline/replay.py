@@ -101,6 +101,8 @@ class Interpreter:
     def _data(self, batches: Batches) -> list[tuple[Any, Any]]:
         """As many as the ledger has: it may have ended before the program did."""
         count, split = self.ledger.header["micro_batches"], self.ledger.header["split"]
+        if count == 0:
+            raise ConfigError("the ledger has no run: its first one did not end, and there is nothing to compare")
         rest = iter(batches)
         data = micro_batches_of(islice(rest, -(-count // split)), split)
         if len(data) < count:
