@@ -67,6 +67,15 @@ def test_micro_batches_that_count_nothing_are_no_step(two: ddip.Group, staleness
     assert all(result.value for result in two.run(f"c.masked({staleness!r})"))
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_loss_of_a_stage_weighs_what_it_says_whatever_the_models_loss_counts(
+    two: ddip.Group, stage: int, schedule: str
+) -> None:
+    for result in two.run(f"c.auxiliary({stage}, {schedule!r})"):
+        assert result.value < 1e-12
+
+
 def test_a_gradient_that_is_not_a_number_spoils_all_stages_as_it_does_in_torch(two: ddip.Group) -> None:
     for result in two.run("c.not_a_number()"):
         stages, torchs = result.value

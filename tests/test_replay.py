@@ -378,7 +378,7 @@ def stage_of(policy: str, **settings: float) -> Stage:
 
 def one_round(stage: Stage, k: int, seen: dict[str, Any]) -> None:
     stage.forward(seen, k, (torch.ones(2, 4),), None, 2)
-    _, stage.pending[k] = stage.backward({"kind": "forward"}, k, False, None)
+    _, stage.pending[k] = stage.backward({"kind": "forward"}, k, False, None, 1)
     stage.samples[k] = 2
     stage.step([k], 2.0, [0.1], None)
 
@@ -389,7 +389,7 @@ def test_true_weights_are_the_same_bits_after_predict_forward_restore() -> None:
     stage.forward({"kind": "predicted", "version": 3, "n": 2, "rates": [[0.1, 0.1]]}, 9, (torch.ones(2, 4),), None, 2)
     assert not torch.equal(stage.flights[9].used["weight"], stage.weights["weight"])
     assert hash_of(stage.module, stage.weights) == before
-    stage.backward({"kind": "true", "version": 3}, 9, False, None)
+    stage.backward({"kind": "true", "version": 3}, 9, False, None, 1)
     assert hash_of(stage.module, stage.weights) == before
 
 

@@ -58,6 +58,47 @@ def masked(staleness: str) -> bool:
     return all(tensor.isfinite().all() for tensor in pipe.state_dict().values())
 
 
+class Penalised(torch.nn.Module):
+    """A stage with a loss of its own beside the model's."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.inner(x)
+        ddip.pipeline.auxiliary_loss(0.3 * out.pow(2).mean())
+        return out  # type: ignore[no-any-return]
+
+
+def auxiliary(stage: int, schedule: str) -> float:
+    """Beside a loss that counts elements, not samples. How far the weights are from one process's, which adds both means."""
+    parts = p.mlp(2)
+    parts[stage] = Penalised(parts[stage])
+
+    def loss(out: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return torch.nn.functional.mse_loss(out, y, reduction="sum"), y.numel()
+
+    pipe = p.pipe_of(parts, schedule, loss=loss)
+    batches = p.data(4, 12)
+    pipe.run(batches)
+    first, last = p.mlp(2)
+    optimizer = p.sgd([*first.parameters(), *last.parameters()])
+    for x, y in batches:
+        optimizer.zero_grad()
+        middle = first(x)
+        out = last(middle)
+        penalty = 0.3 * (middle, out)[stage].pow(2).mean()
+        (torch.nn.functional.mse_loss(out, y) + penalty).backward()
+        optimizer.step()
+    found = pipe.state_dict()
+    expected = {
+        **{f"0.{k}": v for k, v in first.state_dict().items()},
+        **{f"1.{k}": v for k, v in last.state_dict().items()},
+    }
+    return p.furthest({name.replace("inner.", ""): tensor for name, tensor in found.items()}, expected)
+
+
 class Poisoned(torch.nn.Module):
     """Its gradient is not a number."""
 

@@ -63,7 +63,9 @@ void bind_graph(py::module_& module) {
       .def_property_readonly("is_chain", &Graph::is_chain);
   py::class_<Costs>(module, "PartitionCosts")
       .def(py::init([](double link_bytes_per_ms, bool recompute, uint64_t memory_cap, double parameter_copies) {
-             return Costs{link_bytes_per_ms, recompute, memory_cap, parameter_copies};
+             const Costs costs{link_bytes_per_ms, recompute, memory_cap, parameter_copies};
+             partition::check_costs(costs);
+             return costs;
            }),
            py::arg("link_bytes_per_ms") = 0, py::arg("recompute") = false, py::arg("memory_cap") = 0,
            py::arg("parameter_copies") = Costs().parameter_copies)

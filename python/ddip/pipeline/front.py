@@ -8,7 +8,7 @@ import itertools
 import math
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +186,7 @@ class Pipeline:
             recompute = True
             self.notes.append("recompute=True: under autocast a kept graph would use the weights of its forward")
         self.micro_batches_done = 0  # in earlier runs
+        self._trained = [{name for name, p in module.named_parameters() if p.requires_grad} for module in self.modules]
         self._whole = True  # no run was stopped or has failed since the replicas were equal
         self.policies: dict[int, Any] = {}
         self._calls: dict[int, StageCalls] = {}
@@ -243,6 +244,7 @@ class Pipeline:
     def _run(self, batches: Iterable[Any], training: bool, watch: Watch, metrics: Metrics) -> Report:
         self.follow_rebuild()
         self._make_equal_again()
+        self._refuse_other_parameters()
         source = Batches(batches, self.micro_batches)
         said = [len(source), self.fingerprint(), training, metrics.names]
         ends = self._writer.ends_before(training) if self._writer else ""
@@ -272,12 +274,13 @@ class Pipeline:
             actions = engine().forwards_only(self.edges, self.placement, self.place, len(source) * self.micro_batches)
         if training and self._writer:
             self._writer.complete = False  # until it is: a stop may come anywhere, and twice
-        with self._stops_are_noted():
-            record = self._execute(
-                actions, training, watch.begin(run, self.ranks.rank, len(source) * self.micro_batches)
-            )
-            if training and self._writer:
-                self._end_ledger(self._writer.add(record, self.micro_batches_done))
+            stop = f"ledger={str(self._writer.path)!r} ends before {STOPPED}"
+            self._note(stop)  # and it stands there when one comes
+        record = self._execute(actions, training, watch.begin(run, self.ranks.rank, len(source) * self.micro_batches))
+        if training and self._writer:
+            ends = self._writer.add(record, self.micro_batches_done)
+            self.notes.remove(stop)
+            self._end_ledger(ends)
         for index, node in record.whole_backwards.items():
             self._note(f"stage {index}: its backward is not split, because {node} computes both parts at once")
         if training:
@@ -293,7 +296,6 @@ class Pipeline:
     def _execute(self, actions: Any, training: bool, progress: Any) -> Any:
         modules = [self.modules[index] for index in self.mine]
         if training:
-            self._refuse_other_parameters()
             make_train(self.modules)
             self._whole = False  # until it is: a stop may come anywhere
         try:
@@ -312,10 +314,10 @@ class Pipeline:
         return record
 
     def _refuse_other_parameters(self) -> None:
-        """Those that were frozen since, C++ sees."""
-        for index, stepping in self.steppings.items():
-            for name, parameter in self.modules[index].named_parameters():
-                if parameter.requires_grad and name not in stepping.names:
+        """On every rank those of all stages, so that all of them are refused. What was frozen since, C++ sees."""
+        for index, module in enumerate(self.modules):
+            for name, parameter in module.named_parameters():
+                if parameter.requires_grad and name not in self._trained[index]:
                     raise ConfigError(
                         f"{name!r} of stage {index} was frozen when the pipeline was made; make the pipeline anew"
                     )
@@ -328,16 +330,6 @@ class Pipeline:
                     f"replicas of stages {stages} had done other steps when a run ended early; they are equal again"
                 )
             self._whole = True
-
-    @contextlib.contextmanager
-    def _stops_are_noted(self) -> Iterator[None]:
-        """At once on this rank. The writer itself goes with the next run, when all ranks know."""
-        try:
-            yield
-        except BaseException:
-            if self._writer and not self._writer.complete:
-                self._note(f"ledger={str(self._writer.path)!r} ends before {STOPPED}")
-            raise
 
     def _end_ledger(self, before: str) -> None:
         """`before`: a run of which not everything is known, so that nothing after it could be replayed. All ranks; nothing: it goes on."""

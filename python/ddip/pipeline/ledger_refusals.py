@@ -15,12 +15,6 @@ def why_not(stepping: Stepping) -> str:
     kind = type(stepping.optimizer).__name__
     if stepping.rule is None:
         return f"a replay knows SGD, Adam, AdamW and NAdam, not {kind}"
-    taken = {id(parameter) for group in stepping.groups for parameter in group["params"]}
-    for name, master in zip(stepping.names, stepping.masters, strict=True):
-        if id(master) not in taken:
-            return (
-                f"{kind} was given {name!r} and did not take it; set requires_grad=False where it is not to be trained"
-            )
     for group in stepping.groups:
         if option := other_option(stepping.rule, group):
             return f"{kind} with {option}=True rounds otherwise than a replay; expected {option}=False"

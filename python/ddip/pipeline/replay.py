@@ -269,7 +269,7 @@ class Interpreter:
         if stage.pending and scale != stage.loss_scale:
             raise Difference(f"loss scale {scale}, but {stage.loss_scale} for other gradients of the same step")
         stage.loss_scale = scale
-        before, gradient = stage.backward(values["weights"], k, values["recomputed"], gradients)
+        before, gradient = stage.backward(values["weights"], k, values["recomputed"], gradients, self.losses[k][1])
         if stage.index > 0:
             self._hand_back(stage.index, k, before)
         if values.get("split", False):

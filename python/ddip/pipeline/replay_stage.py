@@ -162,9 +162,10 @@ class Stage:
         return result
 
     def backward(
-        self, said: Json, micro_batch: int, recomputed: bool, gradients: list[Tensor | None] | None
+        self, said: Json, micro_batch: int, recomputed: bool, gradients: list[Tensor | None] | None, count: float
     ) -> tuple[list[Tensor | None], Found]:
-        """Gradients for the border before this stage, and of the weights. `gradients`: from the next stage, None on the last."""
+        """Gradients for the border before this stage, and of the weights. `gradients`: from the next stage, None on the last.
+        `count`: what the micro-batch's loss is a sum over."""
         flight = self.flights.pop(micro_batch)
         weights = flight.used if said["kind"] == "forward" else self._weights_for(said)
         if recomputed:
@@ -176,7 +177,7 @@ class Stage:
         if gradients is None:
             gradients = [torch.full_like(outputs[0], self.loss_scale)]
         wanted = [*flight.inputs, *(flight.leaves[name] for name in self.trained)]
-        own = [(a, torch.full_like(a, flight.samples * self.loss_scale)) for a in flight.auxiliary]
+        own = [(a, torch.full_like(a, count * self.loss_scale)) for a in flight.auxiliary]
         given = [*own, *zip(outputs, gradients, strict=True)]
         pairs = [(y, g) for y, g in given if g is not None and y.requires_grad]
         found: Sequence[Tensor | None] = [None] * len(wanted)
@@ -310,8 +311,11 @@ class Stage:
         """Changes the gradient, where the norm is above the limit."""
         assert self.clip is not None
         scale = self.clip / (norm + 1e-6)
-        for one in gradient.values() if scale < 1 else []:
-            one.mul_(scale)
+        for one in gradient.values():
+            if math.isnan(scale):
+                one.fill_(math.nan)  # always the same NaN: a product's depends on the order of its factors
+            elif scale < 1:
+                one.mul_(scale)
 
     def skip(self) -> None:
         """A step whose micro-batches count nothing: it makes a version of the same weights."""

@@ -61,6 +61,16 @@ void add_memory(const Graph& graph, const Cut& cut, const Costs& costs, Cost& co
 
 }  // namespace
 
+void check_costs(const Costs& costs) {
+  const double link = costs.link_bytes_per_ms, copies = costs.parameter_copies;
+  if (link != 0 && !(link >= 1e-3 && link <= 1e15))
+    throw ConfigError(fmt::format("a link of {} bytes/ms; expected 0 (links cost nothing), or 0.001 to 1e15", link));
+  if (costs.memory_cap > kMostBytes)
+    throw ConfigError(fmt::format("a memory of {} bytes; expected at most {}", costs.memory_cap, kMostBytes));
+  if (!(copies >= 0 && copies <= 1000))
+    throw ConfigError(fmt::format("{} copies of the parameters; expected 0 to 1000", copies));
+}
+
 uint64_t Costs::held(uint64_t parameter_bytes) const {
   // A file may say anything: more than fits in the number is more than any memory.
   return static_cast<uint64_t>(std::min(parameter_copies * static_cast<double>(parameter_bytes), 1e18));

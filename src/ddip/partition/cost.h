@@ -21,6 +21,9 @@ struct Costs {
   uint64_t held(uint64_t parameter_bytes) const;
 };
 
+// Throws ConfigError.
+void check_costs(const Costs& costs);
+
 // Stages are numbered in the order in which a micro-batch passes them: no edge leads to an earlier stage.
 struct Cut {
   std::vector<size_t> stage_of;   // by layer

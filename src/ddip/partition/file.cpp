@@ -18,7 +18,6 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr int kVersion = 1;
-constexpr uint64_t kMost = uint64_t{1} << 50;
 
 std::string one_per_line(const std::vector<ordered_json>& items) {
   std::string text;
@@ -44,8 +43,7 @@ class Fields {
   }
   uint64_t count(const std::string& key) const {
     const json& value = at(key);
-    // A petabyte: sums of them do not overflow.
-    if (!value.is_number_unsigned() || value.get<uint64_t>() > kMost)
+    if (!value.is_number_unsigned() || value.get<uint64_t>() > kMostBytes)
       refuse(key, "a whole number from 0 to 1125899906842624");
     return value.get<uint64_t>();
   }
@@ -161,6 +159,7 @@ Plan read_unnamed(std::string_view text) {
   plan.model = file.text("model");
   plan.costs = {file.number("link_bytes_per_ms"), file.truth("recompute"), file.count("memory_cap_bytes"),
                 file.number("parameter_copies")};
+  check_costs(plan.costs);
   plan.graph = read_graph(file);
   plan.cut = read_cut(file, plan.graph);
   check_cut(plan.graph, plan.cut);

@@ -115,8 +115,8 @@ TEST(File, no_cut_file_is_read_by_half) {
 TEST(File, numbers_beyond_any_memory_do_not_slip_under_the_cap) {
   EXPECT_THAT(error_after("\"parameter_bytes\":400", "\"parameter_bytes\":18446744073709551615"),
               HasSubstr("expected a whole number from 0 to"));
-  EXPECT_THAT(error_after("\"parameter_copies\": 4.0", "\"parameter_copies\": 1e300"),
-              HasSubstr("over the memory cap"));
+  EXPECT_THAT(error_after("\"parameter_copies\": 4.0", "\"parameter_copies\": 1e300"), HasSubstr("expected 0 to 1000"));
+  EXPECT_THAT(error_after("\"parameter_copies\": 4.0", "\"parameter_copies\": 1000"), HasSubstr("over the memory cap"));
   EXPECT_THAT(error_after("\"devices\": 2", "\"devices\": 1000000000000000"),
               HasSubstr("device 2 of 1000000000000000"));
 }

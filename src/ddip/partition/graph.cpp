@@ -21,8 +21,8 @@ void check_nodes(const std::vector<Node>& nodes) {
     if (node.name.empty()) throw ConfigError("a layer has no name");
     if (!names.insert(node.name).second) throw ConfigError(fmt::format("two layers are called {}", node.name));
     for (double ms : {node.forward_ms, node.backward_ms})
-      if (!std::isfinite(ms) || ms < 0)
-        throw ConfigError(fmt::format("layer {} takes {} ms; expected a time of 0 or more", node.name, ms));
+      if (!(ms >= 0 && ms <= kMostMs))
+        throw ConfigError(fmt::format("layer {} takes {} ms; expected a time from 0 to {:g}", node.name, ms, kMostMs));
   }
 }
 

@@ -9,6 +9,10 @@
 
 namespace ddip::partition {
 
+// So large that no model comes near them, so small that sums and products of them do not overflow.
+constexpr uint64_t kMostBytes = uint64_t{1} << 50;
+constexpr double kMostMs = 1e12;
+
 struct Node {
   std::string name;  // "encoder.0.conv1"
   double forward_ms = 0;

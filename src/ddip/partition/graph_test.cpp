@@ -32,9 +32,9 @@ TEST(Graph, what_is_wrong_is_said_in_one_line) {
   EXPECT_EQ(config_error([&] { Graph({}, {}); }), "the model has no layer");
   EXPECT_EQ(config_error([&] { Graph({{""}}, {}); }), "a layer has no name");
   EXPECT_EQ(config_error([&] { Graph({{"a"}, {"a"}}, {}); }), "two layers are called a");
-  EXPECT_EQ(config_error([&] { Graph({{"a", -1}}, {}); }), "layer a takes -1 ms; expected a time of 0 or more");
+  EXPECT_EQ(config_error([&] { Graph({{"a", -1}}, {}); }), "layer a takes -1 ms; expected a time from 0 to 1e+12");
   EXPECT_EQ(config_error([&] { Graph({{"a", 1, std::numeric_limits<double>::quiet_NaN()}}, {}); }),
-            "layer a takes nan ms; expected a time of 0 or more");
+            "layer a takes nan ms; expected a time from 0 to 1e+12");
   EXPECT_EQ(config_error([&] { Graph(ab, {joins(0, 2)}); }), "an edge joins layers 0 and 2 of 2");
   EXPECT_EQ(config_error([&] { Graph(ab, {joins(0, 0)}); }), "layer alpha needs its own output");
   EXPECT_EQ(config_error([&] { Graph(ab, {joins(0, 1), joins(0, 1)}); }),

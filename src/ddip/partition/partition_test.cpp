@@ -245,5 +245,16 @@ TEST(Mixed, a_chain_stays_one_stage_per_device) {
   EXPECT_EQ(cut_mixed(graph, 2, {.link_bytes_per_ms = 100}).stage_of, (std::vector<size_t>{0, 0, 1, 1}));
 }
 
+TEST(Costs, that_cannot_be_are_refused) {
+  const double nan = std::nan(""), inf = std::numeric_limits<double>::infinity();
+  for (double link : {nan, inf, -5.0, 1e-320}) {
+    EXPECT_THROW(check_costs({.link_bytes_per_ms = link}), ConfigError) << link;
+  }
+  for (double copies : {nan, inf, -1.0}) EXPECT_THROW(check_costs({.parameter_copies = copies}), ConfigError) << copies;
+  EXPECT_THROW(check_costs({.memory_cap = uint64_t{1} << 60}), ConfigError);
+  check_costs({});
+  check_costs({.link_bytes_per_ms = 1e6, .memory_cap = uint64_t{1} << 40});
+}
+
 }  // namespace
 }  // namespace ddip::partition

@@ -69,6 +69,7 @@ class Executor {
     std::map<int, Exit> exits;
     std::map<int, Value> input_gradients;  // until they are sent, by incoming edge
     Roots roots;                           // losses of the stage itself
+    size_t auxiliary = 0;                  // so many of them, the first ones, are beside the model's loss
     std::unique_ptr<SplitBackward> later;  // the gradients of its weights are still to come
     Used used;
     int64_t samples = 0;

@@ -128,8 +128,10 @@ void Executor::compute(const Action& action, Flight& now, bool with_graph, bool 
     now.roots.gradients.push_back(at::full_like(loss, weight));
   };
   if (here.auxiliary_losses) {
-    for (const at::Tensor& loss : here.auxiliary_losses()) add_root(loss, static_cast<double>(now.samples));
+    // What they weigh is known in the backward.
+    for (const at::Tensor& loss : here.auxiliary_losses()) add_root(loss, 0);
   }
+  now.auxiliary = now.roots.edges.size();
   if (here.loss) {
     Loss loss = here.loss(outputs, action.micro_batch, now.samples);
     now.loss_count = loss.count;
@@ -209,6 +211,8 @@ void Executor::backward(const Action& action, Done& done) {
       buffers.emplace(here.buffers ? here.buffers() : std::vector<at::Tensor>{});
       compute(action, now, true, true);
     }
+    // As much as the micro-batch's loss: a mean beside it stays one when both are divided by what the step counts.
+    for (size_t i = 0; i < now.auxiliary; ++i) now.roots.gradients[i].fill_(now.loss_count);
     // The deepest stage's gradients first: a replay adds them in the same order.
     for (auto it = now.gradients.rbegin(); it != now.gradients.rend(); ++it) {
       if (!std::holds_alternative<std::monostate>(it->second.value.content))

@@ -61,6 +61,14 @@ json described(const Part& part, const Weights& weights, const Stepping& steppin
   return {{"name", staleness::name_of(stepping.rule())}, {"form", form}, {"groups", groups}};
 }
 
+// JSON has neither NaN nor infinity.
+json or_null(double number) { return std::isfinite(number) ? json(number) : json(); }
+
+// Whole numbers as such: most counts are samples.
+json plain(double count) {
+  return count == std::floor(count) && count < 1e15 ? json(static_cast<int64_t>(count)) : json(count);
+}
+
 json first_of_each(const std::vector<std::vector<double>>& rates) {
   json found = json::array();
   for (const auto& one : rates) found.push_back({one.at(0)});
@@ -77,6 +85,7 @@ void LedgerWriter::watch(int stage, const Part& part, const Weights& weights, St
     throw ConfigError("a ledger knows SGD, Adam and AdamW: of another optimizer it could not be computed again");
   Watched& watched = stages_[stage];
   watched = {.part = &part, .weights = &weights, .stepping = &stepping, .initial = hash_of_stage(part, weights)};
+  watched.newest = watched.initial;
   stepping.on_step = [&watched] { watched.gradient = hash_of(watched.weights->gradients().places()); };
   stepping.on_stepped = [&watched] {
     watched.steps.push_back({{"rates", watched.stepping->last_rates()},
@@ -87,15 +96,24 @@ void LedgerWriter::watch(int stage, const Part& part, const Weights& weights, St
 
 void LedgerWriter::add(const Record& record, int64_t first) {
   std::map<int64_t, double> losses;
+  for (const auto& [micro_batch, sum, count] : record.losses.all()) losses[micro_batch] = sum;
   int64_t micro_batches = first;
-  for (const auto& [micro_batch, sum, count] : record.losses.all()) {
-    losses[micro_batch] = sum;
-    micro_batches = std::max(micro_batches, first + micro_batch + 1);
+  json lines = json::array();
+  for (const json& line : begins(record, first)) {
+    micro_batches = std::max(micro_batches, first + line["planned"].get<int64_t>());
+    lines.push_back(line.dump());
   }
-  json mine{{"lines", json::array()}, {"about", json::array()}, {"micro_batches", micro_batches}};
+  for (auto& [index, stage] : stages_) stage.empty.clear();
   for (const Done& done : record.actions()) {
-    if (json line = line_of(done, first, losses); !line.is_null()) mine["lines"].push_back(line.dump());
+    if (json line = line_of(done, first, losses); !line.is_null()) lines.push_back(line.dump());
   }
+  publish(lines, micro_batches);
+}
+
+void LedgerWriter::begin() { publish(json::array(), 0); }
+
+void LedgerWriter::publish(const json& lines, int64_t micro_batches) {
+  json mine{{"lines", lines}, {"about", json::array()}, {"micro_batches", micro_batches}};
   for (const auto& [index, stage] : stages_) mine["about"].push_back({index, about(stage)});
   std::map<int, json> everything;
   for (const json& theirs : gather_json(*ranks_, mine)) {
@@ -103,18 +121,55 @@ void LedgerWriter::add(const Record& record, int64_t first) {
     for (const json& one : theirs["about"]) everything[one[0]] = one[1];
     micro_batches = std::max(micro_batches, theirs["micro_batches"].get<int64_t>());
   }
-  if (ranks_->rank() == 0)
-    write(everything, micro_batches);
-  else
+  json failure = "";
+  if (ranks_->rank() == 0) {
+    try {
+      write(everything, micro_batches);
+    } catch (const std::exception& error) {
+      failure = fmt::format("ledger: {}", error.what());
+    }
+  } else {
     lines_.clear();
+  }
+  if (const std::string said = gather_json(*ranks_, failure)[0]; !said.empty()) throw ConfigError(said);
+}
+
+std::vector<json> LedgerWriter::begins(const Record& record, int64_t first) const {
+  struct Planned {
+    int64_t forwards = 0, staleness = 0;
+  };
+  std::map<int, Planned> planned;
+  for (const Done& done : record.actions()) {
+    if (done.action.kind != Kind::forward || !stages_.contains(done.action.stage)) continue;
+    ++planned[done.action.stage].forwards;
+    planned[done.action.stage].staleness += done.action.staleness;
+  }
+  std::vector<json> lines;
+  for (const auto& [index, of] : planned) {
+    lines.push_back({{"kind", "run"},
+                     {"stage", index},
+                     {"micro_batch", first},
+                     {"planned", of.forwards},
+                     {"mean_staleness", static_cast<double>(of.staleness) / static_cast<double>(of.forwards)}});
+  }
+  return lines;
+}
+
+void LedgerWriter::end() {
+  ended_ = true;
+  for (auto& [index, stage] : stages_) stage.stepping->on_step = stage.stepping->on_stepped = nullptr;
 }
 
 json LedgerWriter::line_of(const Done& done, int64_t first, const std::map<int64_t, double>& losses) {
   const int index = done.action.stage;
   const int64_t micro_batch = first + done.action.micro_batch;
-  if (!stages_.contains(index) || done.count == 0) return nullptr;
+  if (!stages_.contains(index)) return nullptr;
   Watched& stage = stages_.at(index);
   if (done.action.kind == Kind::forward) {
+    if (done.count == 0) {
+      stage.empty.insert(done.action.micro_batch);
+      return nullptr;
+    }
     json line{{"kind", "forward"},
               {"stage", index},
               {"micro_batch", micro_batch},
@@ -124,11 +179,11 @@ json LedgerWriter::line_of(const Done& done, int64_t first, const std::map<int64
               {"seed", seed_of(settings_.options.seed, index, micro_batch)}};
     stage.staleness += done.used.staleness;
     if (index == settings_.request.stages - 1) {
-      const double loss = losses.at(done.action.micro_batch);
-      line["loss"] = std::isfinite(loss) ? json(loss) : json();
+      line["loss"] = or_null(losses.at(done.action.micro_batch));
     }
     return line;
   }
+  if (stage.empty.contains(done.action.micro_batch) && done.action.kind != Kind::step) return nullptr;
   if (done.action.kind == Kind::backward) {
     json line{{"kind", "backward"},
               {"stage", index},
@@ -138,20 +193,28 @@ json LedgerWriter::line_of(const Done& done, int64_t first, const std::map<int64
     if (done.split) line["split"] = true;
     return line;
   }
-  if (done.action.kind == Kind::weight_gradient)
+  if (done.action.kind == Kind::weight_gradient && done.split)
     return {{"kind", "weight_gradient"}, {"stage", index}, {"micro_batch", micro_batch}};
-  if (done.action.kind != Kind::step) return nullptr;
-  json line = std::move(stage.steps.front());
-  stage.steps.pop_front();
+  return done.action.kind == Kind::step ? line_of_step(stage, index, done.stepped, first) : json();
+}
+
+json LedgerWriter::line_of_step(Watched& stage, int index, const Versions::Stepped& stepped, int64_t first) const {
   json together = json::array();
-  for (int64_t one : done.stepped.micro_batches) together.push_back(first + one);
-  line.update({{"kind", "step"},
-               {"stage", index},
-               {"step", ++stage.versions},
-               {"count", static_cast<int64_t>(done.stepped.count)},
-               {"micro_batches", together}});
-  if (settings_.options.clipping == "global") line["norm"] = done.stepped.norm;
-  const auto share = static_cast<int>(done.stepped.micro_batches.size());
+  for (int64_t one : stepped.micro_batches) together.push_back(first + one);
+  json line{{"kind", "step"},
+            {"stage", index},
+            {"step", ++stage.versions},
+            {"count", plain(stepped.count)},
+            {"micro_batches", together}};
+  if (settings_.options.clipping == "global") line["norm"] = or_null(stepped.norm);
+  if (stepped.count == 0) {  // the optimizer was not asked
+    line.update({{"rates", json::array()}, {"sha256", stage.newest}});
+    return line;
+  }
+  line.update(stage.steps.front());
+  stage.steps.pop_front();
+  stage.newest = line["sha256"];
+  const auto share = static_cast<int>(stepped.micro_batches.size());
   if (!settings_.synchronous() && share < settings_.options.accumulate)
     line["share"] = {share, settings_.options.accumulate};
   return line;

@@ -198,6 +198,7 @@ void Pipeline::Inside::open_ledger() {
   }
   ledger = std::make_unique<LedgerWriter>(settings, ranks);
   for (auto& [index, stepping] : steppings) ledger->watch(index, part(index), versions.at(index)->weights(), *stepping);
+  ledger->begin();
 }
 
 // --- running
@@ -243,25 +244,36 @@ Report Pipeline::Inside::run(const Batches& batches, bool training) {
   else
     evaluating.emplace(modules_of(parts));
   if (training) settings.plan = settings.plan_of(batches.size());
-  const Record record = execute(training);
   auto add_note = [this](std::string note) {
     if (std::ranges::find(settings.notes, note) == settings.notes.end()) settings.notes.push_back(std::move(note));
   };
+  Record record;
+  try {
+    record = execute(training);
+  } catch (...) {
+    if (training && ledger && !ledger->ended()) {
+      ledger->end();
+      add_note(fmt::format("ledger {:?} ends before the run that failed", settings.options.ledger.string()));
+    }
+    throw;
+  }
   for (const auto& [index, node] : record.whole_backwards)
     add_note(fmt::format("stage {}: its backward is not split, because {} computes both parts at once", index, node));
   for (int index : record.unreached) {
     add_note(fmt::format(
         "stage {} has not been trained: its output, or that of a stage behind it, has no graph (a detach?)", index));
   }
-  if (training && ledger) ledger->add(record, micro_batches_done);
+  if (training && ledger && !ledger->ended()) ledger->add(record, micro_batches_done);
   if (training) micro_batches_done += source->size();
   std::vector<StageTimes> times;
   for (int index : mine) {
     const auto found = versions.find(index);
     times.push_back(times_of(record, index, ranks->rank(), found == versions.end() ? 0 : found->second->kept()));
   }
-  return joined(gather_json(*ranks, share_of(record, times, ranks->rank())), batches.size(),
-                settings.options.micro_batches);
+  Report report = joined(gather_json(*ranks, share_of(record, times, ranks->rank())), batches.size(),
+                         settings.options.micro_batches);
+  report.training = training;
+  return report;
 }
 
 NamedTensors Pipeline::Inside::state() {

@@ -95,6 +95,15 @@ TEST(CppPipeline, a_stage_that_gives_what_the_next_one_does_not_take_is_named) {
   });
 }
 
+TEST(CppPipeline, a_ledger_that_cannot_be_written_is_refused_on_all_ranks_before_anything_runs) {
+  on_ranks(2, [&](const auto& ranks) {
+    std::string said = refusal([&] {
+      Pipeline(ranks, cut(mlp(), 2), mse, sgd, {.schedule = "1f1b", .micro_batches = 4, .ledger = "/nowhere/a.ledger"});
+    });
+    require(said.find("/nowhere/a.ledger") != std::string::npos, said);
+  });
+}
+
 // --- modules that somebody changes between runs
 
 TEST(CppPipeline, parameters_that_were_frozen_or_taken_since_are_noticed) {

@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
+#include <map>
+#include <numeric>
 #include <ostream>
 #include <set>
 
@@ -77,9 +80,11 @@ StageTimes times_of(const Record& record, int stage, int rank, int64_t copies_ke
 }
 
 double Report::bubble() const {
+  std::map<int, double> of_rank;
+  for (const StageTimes& one : stages) of_rank[one.rank] = one.bubble;
   double sum = 0;
-  for (const StageTimes& one : stages) sum += one.bubble;
-  return stages.empty() ? 0 : sum / static_cast<double>(stages.size());
+  for (const auto& [rank, bubble] : of_rank) sum += bubble;
+  return stages.empty() ? 0 : sum / static_cast<double>(of_rank.size());
 }
 
 std::string Report::text() const {
@@ -89,7 +94,9 @@ std::string Report::text() const {
     lines +=
         fmt::format("{:>5} {:>4} {:>7.2f}s {:>7.2f}s {:>7.2f}s {:>7.2f}s {:>7.2f}s {:>6.1f}%\n", one.stage, one.rank,
                     one.forward, one.backward, one.update, one.communication, one.wait, 100 * one.bubble);
-  std::string last = losses.empty() ? "" : fmt::format(", last loss {:.4g}", losses.back());
+  std::string last;
+  if (!losses.empty())
+    last = training ? fmt::format(", last loss {:.4g}", losses.back()) : fmt::format(", mean loss {:.4g}", loss);
   return lines + fmt::format("{} batches in {:.2f} s{}", losses.size(), seconds, last);
 }
 
@@ -164,8 +171,14 @@ Report joined(const std::vector<json>& shares, int64_t batches, int micro_batche
       report.seconds = std::max(report.seconds, report.trace.back().end);
     }
   }
+  for (StageTimes& one : report.stages) {
+    // Of the run, which ends with its last rank.
+    if (report.seconds > 0) one.bubble = 1 - (1 - one.bubble) * one.total / report.seconds;
+  }
   std::ranges::sort(report.stages, {}, &StageTimes::stage);
-  for (size_t i = 0; i < sums.size(); ++i) report.losses.push_back(counts[i] > 0 ? sums[i] / counts[i] : 0);
+  report.loss = std::accumulate(sums.begin(), sums.end(), 0.0) / std::accumulate(counts.begin(), counts.end(), 0.0);
+  for (size_t i = 0; i < sums.size(); ++i)
+    report.losses.push_back(counts[i] > 0 ? sums[i] / counts[i] : std::numeric_limits<double>::quiet_NaN());
   return report;
 }
 

@@ -40,7 +40,9 @@ struct TraceRow {
 };
 
 struct Report {
-  std::vector<double> losses;      // the mean of each batch
+  std::vector<double> losses;      // the mean of each batch; NaN if it counted nothing
+  double loss = 0;                 // the mean over all that was counted
+  bool training = true;            // otherwise an evaluation
   std::vector<StageTimes> stages;  // by stage
   double seconds = 0;
   std::vector<TraceRow> trace;  // by rank

@@ -1,5 +1,8 @@
 #include "ddip/pipeline/versions.h"
 
+#include <cmath>
+#include <limits>
+
 #include "ddip/base/check.h"
 
 namespace ddip::pipeline {
@@ -186,14 +189,23 @@ double Versions::norm() {
   return at::linalg_vector_norm(weights_->gradients().flat()).item<double>();
 }
 
+void Versions::limit_gradients(double scale) {
+  if (std::isnan(scale)) {
+    // As torch does, and always the same NaN: a product's depends on the order of its factors.
+    for (const at::Tensor& place : weights_->gradients().places())
+      place.fill_(std::numeric_limits<double>::quiet_NaN());
+  } else if (scale < 1) {
+    weights_->gradients().flat().mul_(scale);
+  }
+}
+
 Versions::Stepped Versions::step(const Counts& all, const Limit& limit, int64_t full) {
   at::NoGradGuard quiet;
   Stepped done{.micro_batches = summed_, .count = all.count, .norm = limit.norm, .scale = limit.scale};
   // Who still needs the weights of before gets a copy now; until now the true ones were enough.
   keep_truth();
   if (all.count > 0) {
-    if (!(limit.scale >= 1))
-      weights_->gradients().flat().mul_(limit.scale);  // also by what is no number, as torch does
+    limit_gradients(limit.scale);
     staleness::Step step{.gradient = weights_->gradients().flat(), .mean_staleness = mean_staleness_};
     for (const auto& rates : asks_.rates(1)) {
       double rate = rates[0];

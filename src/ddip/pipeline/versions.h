@@ -108,6 +108,7 @@ class Versions {
   staleness::Moment moment(int64_t micro_batch, int staleness) const;
   const Used& predict(int64_t micro_batch, int staleness);
   at::Tensor& prediction();
+  void limit_gradients(double scale);
   at::Tensor spare();
   void release(int64_t label);
   void keep_truth();

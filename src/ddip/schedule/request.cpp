@@ -92,6 +92,7 @@ void check_costs(const Request& request) {
 void check_phases(const Request& request) {
   require_range("warmup", request.warmup, 0, kMostMicroBatches);
   require_range("flush_every", request.flush_every, 0, kMostMicroBatches);
+  require_range("max_staleness", request.max_staleness, -1, kMostMicroBatches);
   require_range("switch_at", request.switch_at, -1, kMostMicroBatches);
   if (request.switch_at >= 0 && request.switch_at < request.warmup)
     throw ConfigError(fmt::format("switch_at={}: the synchronous warm-up lasts longer ({} batches)", request.switch_at,

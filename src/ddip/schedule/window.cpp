@@ -5,6 +5,9 @@
 
 namespace ddip::schedule {
 
+// Of one link; no run has so many micro-batches in flight.
+constexpr double kMostAhead = 1000;
+
 std::vector<int> default_window(const Request& asked) {
   const Request request = completed(asked);
   std::vector<double> busy(static_cast<size_t>(request.ranks()), 0);
@@ -18,7 +21,8 @@ std::vector<int> default_window(const Request& asked) {
       if (request.edges[edge].from != stage) continue;
       // Measured times are never exact: 2.0000001 micro-batches are two.
       const double link = request.message_time(static_cast<int>(edge));
-      const int ahead = slowest > 0 ? static_cast<int>(std::ceil((slowest + 2 * link) / slowest - 1e-6)) : 1;
+      const double wanted = slowest > 0 ? std::ceil((slowest + 2 * link) / slowest - 1e-6) : 1;
+      const int ahead = static_cast<int>(std::min(wanted, kMostAhead));
       int& mine = window[static_cast<size_t>(stage)];
       mine = std::max(mine, window[static_cast<size_t>(request.edges[edge].to)] + ahead);
     }
