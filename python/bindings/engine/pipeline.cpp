@@ -9,7 +9,6 @@
 #include "bind.h"
 #include "ddip/pipeline/evaluation.h"
 #include "ddip/pipeline/executor.h"
-#include "ddip/pipeline/upload.h"
 #include "value_caster.h"
 
 namespace ddip::bindings {
@@ -219,12 +218,6 @@ void bind_pipeline(py::module_& module) {
   bind_weights(module);
   bind_records(module);
   bind_stage(module);
-  module.def(
-      "to_device",
-      [](const at::Tensor& tensor, at::Device device) {
-        return std::get<at::Tensor>(to_device({tensor}, device).content);
-      },
-      py::arg("tensor"), py::arg("device"), Released());
   py::class_<Actions>(module, "PlanActions")
       .def(py::init(
                [](const schedule::Plan& plan, int rank) { return Actions{plan.ranks.at(static_cast<size_t>(rank))}; }),

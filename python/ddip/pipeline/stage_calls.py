@@ -108,8 +108,7 @@ def autocast(device: torch.device, precision: str) -> Any:
 def to_device(value: Any, device: torch.device) -> Any:
     """Every tensor in it."""
     if isinstance(value, torch.Tensor):
-        # Without waiting for what a GPU still computes.
-        return value if device.type == "cpu" and value.device == device else engine().to_device(value, device)
+        return value.to(device)
     if type(value) in (list, tuple):
         return type(value)(to_device(part, device) for part in value)
     return {key: to_device(part, device) for key, part in value.items()} if type(value) is dict else value

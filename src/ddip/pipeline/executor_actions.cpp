@@ -8,7 +8,6 @@
 #include "ddip/pipeline/executor.h"
 #include "ddip/pipeline/fingerprint.h"
 #include "ddip/pipeline/random.h"
-#include "ddip/pipeline/upload.h"
 
 namespace ddip::pipeline {
 
@@ -43,6 +42,11 @@ class KeptBuffers {
   std::vector<at::Tensor> buffers_;
   std::vector<at::Tensor> copies_;
 };
+
+Value to_device(const Value& value, at::Device device) {
+  if (device.is_cpu()) return value;
+  return with_tensors(value, [device](const at::Tensor& tensor) { return tensor.to(device, /*non_blocking=*/false); });
+}
 
 bool on_host(const Value& value) {
   return std::ranges::all_of(tensors_of(value), [](const at::Tensor& tensor) { return tensor.is_cpu(); });

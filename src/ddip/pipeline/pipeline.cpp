@@ -13,7 +13,6 @@
 #include "ddip/pipeline/ledger_writer.h"
 #include "ddip/pipeline/modes.h"
 #include "ddip/pipeline/saving.h"
-#include "ddip/pipeline/upload.h"
 #include "ddip/staleness/make_policy.h"
 
 namespace ddip {
@@ -61,6 +60,10 @@ struct Pipeline::Inside {
 };
 
 namespace {
+
+Value to_device(const Value& value, at::Device device) {
+  return with_tensors(value, [&](const at::Tensor& tensor) { return tensor.to(device); });
+}
 
 std::vector<std::shared_ptr<torch::nn::Module>> modules_of(const std::vector<Part>& parts) {
   std::vector<std::shared_ptr<torch::nn::Module>> found;
