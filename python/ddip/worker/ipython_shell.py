@@ -20,6 +20,8 @@ from ddip.worker import streams
 
 # Of its JSON text, escapes and all: the coordinator writes it so, and that must fit into a frame.
 LARGEST_DISPLAY = 8 << 20
+# Dictionaries and lists within each other; a message may have 32 levels in all.
+DEEPEST_DISPLAY = 24
 
 
 class RankDisplayPublisher(DisplayPublisher):
@@ -66,13 +68,31 @@ def send(kind: str, data: dict[str, Any], metadata: dict[str, Any] | None, trans
     from ddip.worker import born
 
     assert born.control is not None
+    if streams.is_child():
+        return print(data.get("text/plain", ""))
     bundle = {"kind": kind, "data": data, "metadata": metadata or {}, "transient": transient or {}}
     text = json.dumps(bundle, default=encodable, ensure_ascii=False)
     size = len(text.encode("utf-8", "replace"))
     if size > LARGEST_DISPLAY:
         what = f"display of {size >> 20} MiB is too large to send (at most {LARGEST_DISPLAY >> 20} MiB)"
         return born.control.note(streams.current_cell(), what)
-    born.control.display(streams.current_cell(), json.loads(text))
+    found = json.loads(text)
+    if depth_of(found) > DEEPEST_DISPLAY:
+        what = f"display of more than {DEEPEST_DISPLAY} levels is too deep to send"
+        return born.control.note(streams.current_cell(), what)
+    born.control.display(streams.current_cell(), found)
+
+
+def depth_of(value: Any) -> int:
+    """Of dictionaries and lists within each other."""
+    level, depth = [value], 0
+    while level := [part for one in level if isinstance(one, (dict, list)) for part in inside(one)]:
+        depth += 1
+    return depth
+
+
+def inside(value: dict[str, Any] | list[Any]) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else value
 
 
 def encodable(value: Any) -> str:

@@ -5,9 +5,17 @@ from __future__ import annotations
 import gc
 import os
 import time
-from typing import Any
+import traceback
+from typing import Any, NoReturn
 
 from ddip.worker import store, streams, tasks
+
+
+def end_child(failed: BaseException | None) -> NoReturn:
+    """A process that the cell has forked comes to the cell's end: its parent's answer is not its to give."""
+    if failed is not None and not isinstance(failed, SystemExit):
+        traceback.print_exception(failed)
+    os._exit(1 if failed is not None and not (isinstance(failed, SystemExit) and not failed.code) else 0)
 
 
 class Runner:
@@ -50,6 +58,8 @@ class Runner:
             ending, payload = tasks.find(body.get("kind", "cell"))(self._control, cell, body, descriptors)
         except BaseException as error:
             failed = error
+        if streams.is_child():
+            end_child(failed)
         self._leave()
         if failed is not None:
             ending = tasks.failure(failed)  # may take a while, and nobody may interrupt it

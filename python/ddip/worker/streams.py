@@ -5,6 +5,7 @@ A thread belongs to the cell whose code started it, also after that cell has end
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -15,6 +16,21 @@ OUT, ERR = 1, 2
 LAST_WORDS_MS = 1000
 
 _of_thread = threading.local()
+_is_child = False
+
+
+def is_child() -> bool:
+    """This process was forked by a cell. It has no control thread, and its parent's connection is not its own: what two of
+    them write there is one message to nobody."""
+    return _is_child
+
+
+def know_children() -> None:
+    def begin() -> None:
+        global _is_child
+        _is_child = True
+
+    os.register_at_fork(after_in_child=begin)
 
 
 def current_cell() -> int:
@@ -35,6 +51,7 @@ class RankStream(io.TextIOBase):
         self._control = control
         self._number = number
         self.name = name
+        self._begun = b""  # of a child's: its parent has sent everything
         self.buffer = RankBuffer(self)
 
     def write(self, text: str) -> int:
@@ -45,10 +62,17 @@ class RankStream(io.TextIOBase):
         return len(text)
 
     def write_bytes(self, data: bytes) -> None:
-        self._control.write(current_cell(), self._number, data)
+        if not _is_child:
+            return self._control.write(current_cell(), self._number, data)  # type: ignore[no-any-return]
+        # As any program that a cell starts, by the line: others write there, too.
+        self._begun += data
+        if b"\n" in data:
+            self.flush()
 
     def flush(self) -> None:
-        pass
+        data, self._begun = self._begun, b""
+        while data:
+            data = data[os.write(self._number, data) :]
 
     def writable(self) -> bool:
         return True
@@ -82,6 +106,7 @@ class RankBuffer(io.RawIOBase):
 def install(control: Any) -> None:
     sys.stdout = RankStream(control, OUT, "<stdout>")
     sys.stderr = RankStream(control, ERR, "<stderr>")
+    know_children()
     inherit_cell_in_threads()
     ask_the_front_end(control)
     say_all_before_a_sudden_end(control)
@@ -90,11 +115,14 @@ def install(control: Any) -> None:
 def say_all_before_a_sudden_end(control: Any) -> None:
     """os._exit() leaves no time to anybody; what was printed before it is sent first. Children of ours have no control
     thread that could."""
-    worker, end = os.getpid(), os._exit
+    end = os._exit
 
     def say_all_and_end(status: int) -> NoReturn:
-        if os.getpid() == worker:
+        if not _is_child:
             control.say_all(LAST_WORDS_MS)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # whatever somebody has put there
+                stream.flush()
         end(status)
 
     os._exit = say_all_and_end
@@ -106,10 +134,15 @@ def ask_the_front_end(control: Any) -> None:
     import getpass
 
     def ask(prompt: object = "", /) -> str:
-        return str(control.ask(current_cell(), str(prompt), False))
+        return answer(str(prompt), False)
 
     def ask_secretly(prompt: str = "Password: ", stream: Any = None, **rest: Any) -> str:
-        return str(control.ask(current_cell(), prompt, True))
+        return answer(prompt, True)
+
+    def answer(prompt: str, secret: bool) -> str:
+        if _is_child:
+            raise EOFError("input() in a process that was forked by a cell; ask before the fork")
+        return str(control.ask(current_cell(), prompt, secret))
 
     builtins.input = ask
     getpass.getpass = ask_secretly

@@ -52,6 +52,12 @@ void make_sendable(Message& message, size_t size) {
                   {"seconds", message.body.value("seconds", 0.0)}};
 }
 
+// A control character takes six bytes there.
+bool is_too_large_as_json(const Message& message, size_t size) {
+  if (message.type == Type::output || size < net::kBodyCap / 8) return false;
+  return message.body.dump(-1, ' ', false, json::error_handler_t::replace).size() > net::kBodyCap - kMaxChunk;
+}
+
 // In a notebook, and in a program.
 constexpr const char* kRemedy =
     "%makedip --rebuild (or rebuild() of its Group) makes it again; a Pipeline goes on as it is; replicas may have "
@@ -439,7 +445,7 @@ void Control::send(Pending pending) {
     message.body = {{"stream", static_cast<int>(pending.stream)}, {"bytes", json::binary(std::move(bytes))}};
   }
   std::string encoded = wire::encode(message);
-  if (encoded.size() > kMaxMessage) {
+  if (encoded.size() > kMaxMessage || is_too_large_as_json(message, encoded.size())) {
     make_sendable(message, encoded.size());
     encoded = wire::encode(message);
   }
