@@ -364,6 +364,24 @@ def test_call_uses_modules_that_the_client_imported(plain: Any) -> None:
     assert plain.call(main_function("def f(): return json.dumps([1])", json=json)) == ["[1]", "[1]"]
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(): return [colorsys.rgb_to_hsv(0, 0, n)[2] for n in range(3)]",
+        "def f(): return list(colorsys.rgb_to_hsv(0, 0, n)[2] for n in range(3))",
+        "def f(): return list(map(lambda n: colorsys.rgb_to_hsv(0, 0, n)[2], range(3)))",
+        "def f():\n    def one(n): return [colorsys.rgb_to_hsv(0, 0, n)[2] for _ in '.'][0]\n    return [one(n) for n in range(3)]",
+        "def f():\n    class Of:\n        values = [colorsys.rgb_to_hsv(0, 0, n)[2] for n in range(3)]\n    return Of.values",
+    ],
+    ids=["comprehension", "generator", "lambda", "inner_function", "class"],
+)
+def test_modules_that_only_inner_code_uses_come_along(plain: Any, source: str) -> None:
+    import colorsys
+
+    plain.run("globals().pop('colorsys', None)")
+    assert plain.call(main_function(source, colorsys=colorsys)) == [[0, 1, 2]] * 2
+
+
 @pytest.mark.parametrize("length", [0, 1, 2, 5, 6])
 def test_scatter_then_gather_gives_the_same_sequence(plain: Any, length: int) -> None:
     plain.scatter("part", list(range(length)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
@@ -120,9 +121,17 @@ def restore_tensor(part: tuple[Any, int], dtype: Any, offset: int, size: Any, st
 # ---- functions
 
 
+def names_in(code: types.CodeType) -> Iterator[str]:
+    """Also those in its comprehensions, lambdas and inner functions, which are code of their own."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from names_in(constant)
+
+
 def reduce_function(function: Any) -> Any:
     modules = {}
-    for name in function.__code__.co_names:
+    for name in names_in(function.__code__):
         value = function.__globals__.get(name)
         if isinstance(value, types.ModuleType):
             modules[name] = value.__name__
