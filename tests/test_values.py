@@ -207,6 +207,34 @@ def test_a_function_whose_closure_holds_itself_travels(plain: Any) -> None:
     assert [result.value for result in plain.run("fib(10)")] == [55, 55]
 
 
+COUNTER = "def make():\n    n = 0\n    def add():\n        nonlocal n\n        n += 1\n    return add, lambda: n"
+
+
+def test_closures_that_share_a_variable_still_do(plain: Any) -> None:
+    add, get = main_function(COUNTER, "make")()
+    plain.push({"add": add, "get": get})
+    assert [result.value for result in plain.run("add(); add(); get()")] == [2, 2]
+    assert get() == 0, "the client's own variable is untouched"
+    other, _ = main_function(COUNTER, "make")()
+    plain.push({"pair": (add, get), "other": other})
+    assert [result.value for result in plain.run("other(); pair[0](); pair[1]()")] == [1, 1]
+
+
+def test_functions_that_call_each_other_through_their_closure_travel(plain: Any) -> None:
+    source = "def make():\n    def even(n): return n == 0 or odd(n - 1)\n    def odd(n): return n > 0 and even(n - 1)\n    return even, odd"
+    even, odd = main_function(source, "make")()
+    plain.push({"even": even, "odd": odd})
+    assert [result.value for result in plain.run("even(10), odd(10), even.__closure__[0].cell_contents is odd")] == [
+        (True, False, True)
+    ] * 2
+
+
+def test_a_method_that_calls_super_travels_with_its_class(plain: Any) -> None:
+    source = "class Base:\n    def say(self): return 1\nclass More(Base):\n    def say(self): return super().say() + 1"
+    plain.push({"more": main_function(source, "More")()})
+    assert [result.value for result in plain.run("more.say()")] == [2, 2]
+
+
 def test_a_value_that_refers_to_itself_travels(plain: Any) -> None:
     loop: list[Any] = [1]
     loop.append(loop)

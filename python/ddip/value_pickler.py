@@ -31,13 +31,14 @@ class Pickler(cloudpickle.Pickler):
     def __init__(self, file: Any, buffers: list[pickle.PickleBuffer]) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffers.append)
         self.storages: dict[int, Storage] = {}  # by address
+        self.variables: dict[int, ClosedOver] = {}  # by the address of their cell
 
     def reducer_override(self, value: Any) -> Any:
         torch = sys.modules.get("torch")
         if torch is not None and type(value) is torch.Tensor:
             return self.reduce_tensor(value, torch)
         if type(value) is types.FunctionType and value.__module__ == "__main__":
-            return reduce_function(value)
+            return reduce_function(value, self.variables)
         return super().reducer_override(value)
 
     def reduce_tensor(self, tensor: Any, torch: Any) -> Any:
@@ -129,16 +130,28 @@ def names_in(code: types.CodeType) -> Iterator[str]:
             yield from names_in(constant)
 
 
-def reduce_function(function: Any) -> Any:
+class ClosedOver:
+    """A variable of a closure, still empty. Functions that share it share one of these, so they still share it where they
+    arrive; each of them brings its content along afterwards, because that may be the function itself."""
+
+    def __init__(self, cell: types.CellType) -> None:
+        self.cell = cell
+
+    def __reduce__(self) -> Any:
+        return types.CellType, ()
+
+
+def reduce_function(function: Any, variables: dict[int, ClosedOver]) -> Any:
     modules = {}
     for name in names_in(function.__code__):
         value = function.__globals__.get(name)
         if isinstance(value, types.ModuleType):
             modules[name] = value.__name__
-    closure = function.__closure__
+    cells = function.__closure__
+    closure = None if cells is None else tuple(variables.setdefault(id(cell), ClosedOver(cell)) for cell in cells)
     state = {name: getattr(function, name) for name in (*FUNCTION_ATTRIBUTES, "__dict__")}
-    state["closure"] = [content_of(cell) for cell in closure or ()]
-    arguments = (function.__code__, modules, function.__name__, None if closure is None else len(closure))
+    state["closure"] = [content_of(cell) for cell in cells or ()]
+    arguments = (function.__code__, modules, function.__name__, closure)
     return make_function, arguments, state, None, None, fill_function
 
 
@@ -149,16 +162,14 @@ def content_of(cell: Any) -> tuple[Any, ...]:
         return ()
 
 
-def make_function(code: Any, modules: dict[str, str], name: str, cells: int | None) -> Any:
-    """A function of the notebook's __main__ sees the worker's variables, not a copy of the notebook's. It is filled in
-    afterwards, because its closure may hold the function itself."""
+def make_function(code: Any, modules: dict[str, str], name: str, closure: tuple[types.CellType, ...] | None) -> Any:
+    """A function of the notebook's __main__ sees the worker's variables, not a copy of the notebook's."""
     import importlib
 
     namespace = Unpacking.namespace if Unpacking.namespace is not None else sys.modules["__main__"].__dict__
     for own, module in modules.items():
         if own not in namespace:
             namespace[own] = importlib.import_module(module)
-    closure = None if cells is None else tuple(types.CellType() for _ in range(cells))
     return types.FunctionType(code, namespace, name, None, closure)
 
 
