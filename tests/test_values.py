@@ -145,6 +145,16 @@ def test_of_a_view_only_what_it_covers_travels(torched: Any) -> None:
     assert big[1003].item() == 1003
 
 
+@pytest.mark.parametrize("order", [("head", "whole"), ("whole", "head")])
+def test_tensors_over_parts_of_one_array_that_begin_alike_travel(torched: Any, order: tuple[str, str]) -> None:
+    array = numpy.arange(100.0)
+    tensors = {"head": torch.from_numpy(array[:10]), "whole": torch.from_numpy(array)}
+    torched.push({name: tensors[name] for name in order})
+    shared = torched.run("head.fill_(-1); (whole[9:11].tolist(), len(whole), len(head))")
+    assert [result.value for result in shared] == [([-1.0, 10.0], 100, 10)] * 2
+    assert array[0] == 0.0
+
+
 def test_a_big_tensor_is_one_sealed_file_without_its_bytes_pickled() -> None:
     import os
     import pickletools

@@ -72,10 +72,12 @@ class Storage:
 
     def __init__(self, storage: Any) -> None:
         self.storage = storage
-        self.begin, self.end = storage.nbytes(), 0  # nothing yet
+        self.begin, self.end = sys.maxsize, 0  # nothing yet
         self.buffer: pickle.PickleBuffer | None = None  # stands for the part in the pickle
 
     def cover(self, tensor: Any) -> None:
+        # Storages that numpy owns may begin at one address and end at different ones; the longest has all of it.
+        self.storage = max(self.storage, tensor.untyped_storage(), key=lambda storage: storage.nbytes())
         if tensor.numel() == 0:
             return
         first = tensor.storage_offset()
