@@ -315,6 +315,27 @@ def test_a_push_to_a_dead_rank_changes_nothing_on_the_others(start: Any) -> None
     assert group.pull("x", rank=0) == "old"
 
 
+def test_pushes_of_two_attachments_do_not_meet(start: Any, monkeypatch: Any) -> None:
+    first = start()
+    second = ddip.attach(first.name)
+    finish, between = first.finish, [{"theirs": 2}]
+
+    def finish_and_let_the_other_push(*args: Any) -> Any:
+        finished = finish(*args)
+        while between:
+            second.push(between.pop())
+        return finished
+
+    monkeypatch.setattr(first, "finish", finish_and_let_the_other_push)
+    first.push({"ours": 1})
+    assert [result.value for result in first.run("ours, theirs")] == [(1, 2)] * 2
+
+
+def test_a_rank_that_lost_what_was_pushed_says_so(plain: Any) -> None:
+    with pytest.raises(ddip.RankError, match="push it again"):
+        plain.complete({"kind": "commit", "push": 12345, "keep": True, "silent": True})
+
+
 def test_a_push_to_some_ranks_reaches_only_them(plain: Any) -> None:
     plain.push({"x": 1}, ranks=[1])
     assert [result.value for result in plain.run("globals().get('x')")] == [None, 1]

@@ -122,7 +122,6 @@ class Group:
         self.client = _client.Client(self._folder, client)
         self._control: Any = None
         self.world_size: int = self.client.welcome["world_size"]
-        self._pushes = 0
 
     @property
     def control(self) -> Any:
@@ -193,8 +192,7 @@ class Group:
             if not name.isidentifier() or keyword.iskeyword(name):
                 raise ConfigError(f"push: '{name}' is not a variable name")
         packed = values.pack_named(dict(names))
-        self._pushes += 1
-        push = (os.getpid() << 20) + self._pushes
+        push = secrets.randbits(62)  # nobody else's, of all who are attached
         staged = self.submit({"kind": "stage", "push": push, "silent": True}, ranks, [packed.fd])
         packed.close()
         try:

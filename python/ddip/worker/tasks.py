@@ -134,8 +134,10 @@ def stage(control: Any, cell: int, body: dict[str, Any], descriptors: list[int])
 
 
 def commit(control: Any, cell: int, body: dict[str, Any], descriptors: list[int]) -> Ending:
-    staged = _staged.pop(body["push"], {})
+    staged = _staged.pop(body["push"], None)
     if body["keep"]:
+        if staged is None:
+            raise RuntimeError(f"rank {os.environ.get('RANK')} no longer has what was pushed; push it again")
         namespace().update(staged)
     return {"outcome": "ok"}, []
 
