@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -139,6 +140,28 @@ def test_breakpoint_talks_to_the_front_end(either: Any) -> None:
     cell.wait(5)
     assert "42" in cell.text(0, 1) + cell.text(0, 2)
     assert cell.status == "done"
+
+
+def read_lines_of_a_question(group: Any) -> None:
+    cell = group.submit({"kind": "cell", "code": "input('who? ')"}, [1])
+    assert list(cell.lines()) == []
+    cell.results()
+
+
+ASKERS: dict[str, Callable[[Any], Any]] = {
+    "run": lambda group: group.run("input('who? ')", ranks=[1]),
+    "call": lambda group: group.call(input, "who? ", ranks=[1]),
+    "async": lambda group: group.run("input('who? ')", ranks=[1], wait=False).results(),
+    "lines": read_lines_of_a_question,
+    "breakpoint": lambda group: group.run("breakpoint()", ranks=[1]),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("way", ASKERS)
+def test_input_where_a_script_runs_the_cell_is_a_clear_error(plain: Any, way: str) -> None:
+    with pytest.raises(ddip.RankError, match=r"input\(\) needs a front end: a notebook, or ddip exec"):
+        ASKERS[way](plain)
 
 
 def test_input_without_a_front_end_is_a_clear_error(start: Any, home: Any) -> None:

@@ -19,6 +19,7 @@ Event = tuple[str, int, int, Any, int, int, list[int]]
 OUT, ERR = 1, 2
 # Of what a lost rank said in its cell, so many are told again with its loss: the rest is on the screen and in the journal.
 LAST_LINES = 5
+NOBODY_TO_ASK = "input() needs a front end: a notebook, or ddip exec"
 
 
 @dataclass
@@ -103,7 +104,7 @@ class Cell:
         self._lines += [(rank, line.decode("utf-8", "replace")) for line in lines]
 
     def pump(self, timeout: float) -> Event | None:
-        """The next event, taken in; None if none came in time."""
+        """The next event, taken in; None if none came in time. Whoever pumps answers input requests."""
         event: Event | None = self.group.client.next(self.number, timeout)
         if event is not None:
             self.take(event)
@@ -111,13 +112,19 @@ class Cell:
                 self.group.client.forget(self.number)
         return event
 
+    def _pump_alone(self, timeout: float) -> None:
+        """Where nobody could be asked, a question would wait for ever."""
+        event = self.pump(timeout)
+        if event is not None and event[0] == "input_request":
+            self.group.client.send("input_reply", {"error": NOBODY_TO_ASK}, event[2], self.number)
+
     def follow(self) -> None:
         """Takes all events on a thread of its own, so that output arrives while the caller does something else."""
 
         def run() -> None:
             try:
                 while not self.finished:
-                    self.pump(1.0)
+                    self._pump_alone(1.0)
             except Exception as error:
                 self.lose(error)
 
@@ -160,7 +167,7 @@ class Cell:
             if left <= 0:
                 return False
             if self._news is None:
-                self.pump(left)
+                self._pump_alone(left)
             else:
                 with self._news:
                     if not self.finished:
@@ -180,7 +187,7 @@ class Cell:
             if self.finished and shown == len(self._lines):
                 return
             if self._news is None:
-                self.pump(0.2)
+                self._pump_alone(0.2)
             else:
                 with self._news:
                     if shown == len(self._lines) and not self.finished:
