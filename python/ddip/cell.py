@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ddip import _client, values
+from ddip.cell_output import CellOutput, LineReader
 from ddip.errors import RankError
 
 if TYPE_CHECKING:
@@ -63,12 +64,10 @@ class Cell:
         self.endings: dict[int, dict[str, Any]] = {}
         self.order: list[int] = []  # ranks in the order in which they ended
         self.notes: list[tuple[int, str]] = []
-        self._text: dict[tuple[int, int], list[bytes]] = {}
+        self._output = CellOutput()
         self._payloads: dict[int, values.Packed] = {}
         self.finished = False
         self._news: threading.Condition | None = None  # of a cell that a thread of its own follows
-        self._lines: list[tuple[int, str]] = []
-        self._partial: dict[tuple[int, int], bytes] = {}
         self.lost: BaseException | None = None
 
     # ---- taking events in
@@ -76,8 +75,7 @@ class Cell:
     def take(self, event: Event) -> None:
         kind, _, rank, body, _, stream, descriptors = event
         if kind == "output":
-            self._text.setdefault((rank, stream), []).append(body)
-            self._split_lines(rank, stream, body)
+            self._output.add((rank, stream), body)
         elif kind == "payload":
             self._payloads[rank] = values.Packed(descriptors[0], 0)  # closed with us if nobody asks for it
         elif kind == "rank_done":
@@ -86,10 +84,6 @@ class Cell:
         elif kind == "note":
             self.notes.append((rank, body))
         elif kind == "cell_done":
-            for (owner, _number), rest in self._partial.items():
-                if rest:
-                    self._lines.append((owner, rest.decode("utf-8", "replace")))
-            self._partial.clear()
             self.finished = True
         self._tell()
 
@@ -97,11 +91,6 @@ class Cell:
         if self._news is not None:
             with self._news:
                 self._news.notify_all()
-
-    def _split_lines(self, rank: int, stream: int, data: bytes) -> None:
-        *lines, rest = (self._partial.get((rank, stream), b"") + data).split(b"\n")
-        self._partial[(rank, stream)] = rest
-        self._lines += [(rank, line.decode("utf-8", "replace")) for line in lines]
 
     def pump(self, timeout: float) -> Event | None:
         """The next event, taken in; None if none came in time. Whoever pumps answers input requests."""
@@ -179,22 +168,32 @@ class Cell:
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """(rank, line) as they come, until the cell is over."""
-        shown = 0
+        reader = LineReader(self._output)
         while True:
-            while shown < len(self._lines):
-                yield self._lines[shown]
-                shown += 1
-            if self.finished and shown == len(self._lines):
+            over = self.finished  # asked first: all that it said is there then
+            yield from reader.take()
+            if over:
+                yield from reader.rest()
                 return
             if self._news is None:
                 self._pump_alone(0.2)
             else:
                 with self._news:
-                    if shown == len(self._lines) and not self.finished:
+                    if not reader.has_more() and not self.finished:
                         self._news.wait(0.2)
 
+    @property
+    def _lines(self) -> list[tuple[int, str]]:
+        """Those that have come so far."""
+        reader = LineReader(self._output)
+        return [*reader.take(), *(reader.rest() if self.finished else ())]
+
     def text(self, rank: int, stream: int) -> str:
-        return b"".join(self._text.get((rank, stream), [])).decode("utf-8", "replace")
+        return self._output.text((rank, stream))
+
+    def drop_output(self) -> None:
+        """What it said and will say is not kept: it is shown elsewhere, or nobody asks for it."""
+        self._output.drop()
 
     def results(self) -> list[Result]:
         """One per rank, in rank order. Waits. Raises RankError if a rank failed."""
