@@ -167,6 +167,17 @@ def test_out_binds_the_results_in_rank_order(dip: TerminalShell) -> None:
     assert [result.rank for result in dip.names["results"]] == [1]
 
 
+@pytest.mark.parametrize(("flags", "kept"), [("", ""), ("--out results", "[0] said\n"), ("-q", "")])
+def test_what_is_shown_is_not_kept_as_well_unless_somebody_may_ask(
+    dip: TerminalShell, plain: Any, monkeypatch: Any, flags: str, kept: str
+) -> None:
+    submit, cells = plain.submit, []
+    monkeypatch.setattr(plain, "submit", lambda *args, **more: cells.append(submit(*args, **more)) or cells[-1])
+    said = dip.do(f"%%dip --ranks 0 {flags}\nprint('[0] said')")
+    assert ("said" in said.out) == (flags != "-q")
+    assert [cell.text(0, 1) for cell in cells] == [kept]
+
+
 def test_rich_values_have_their_text_on_a_terminal(dip: TerminalShell) -> None:
     said = dip.do("%%dip\nfrom IPython.display import HTML, display\ndisplay(HTML('<b>x</b>'))")
     assert said.out == "<IPython.core.display.HTML object>\n"

@@ -71,6 +71,8 @@ class CellRunner:
             if options["async"]:
                 ShowInBackground(cell, renderer, screen).start()
                 return self._leave_running(cell, options["async_name"])
+            if not options["out"]:
+                cell.drop_output()  # it is on the screen, and in the journal
             Follower(self._shell, cell, renderer, self.stuck).follow(held)
         if options["out"]:
             self._shell.user_ns[options["out"]] = cell.results()
