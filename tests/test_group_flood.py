@@ -97,6 +97,37 @@ def test_an_interrupt_reaches_a_rank_in_the_middle_of_a_flood(start: Any) -> Non
     assert cell.status == "interrupted" and [result.value for result in group.run("1")] == [1, 1]
 
 
+STUBBORN_FLOOD = """
+import os, signal, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+for number in range(200): print('z' * 100_000)
+while not os.path.exists(GATE): time.sleep(0.005)
+"""
+
+
+def test_a_cell_that_prints_on_after_ctrl_c_does_not_stop_its_group(start: Any, home: Any) -> None:
+    group = start()
+    code = STUBBORN_FLOOD.replace("GATE", repr(str(home / "gate")))
+    cell = group.submit({"kind": "cell", "code": code, "first_line": ""}, [1])
+    wait, presses = cell.wait, [KeyboardInterrupt()]
+
+    def wait_and_be_pressed(timeout: float | None = None) -> bool:
+        if presses:
+            raise presses.pop()
+        return bool(wait(timeout))
+
+    cell.wait = wait_and_be_pressed
+    with pytest.raises(KeyboardInterrupt):
+        group.finish(cell)
+    assert not cell.done()
+    assert group.run("1 + 1", ranks=[0])[0].value == 2
+    (home / "gate").touch()
+    assert group.run("1 + 1", ranks=[1])[0].value == 2
+    wait_until(cell.done, 20, "its end")
+    assert cell.text(1, 1) == "", "nobody will ask for it"
+    (home / "gate").unlink()
+
+
 @pytest.mark.timeout(120)
 def test_a_raw_flood_from_a_subprocess_is_bounded_too(start: Any) -> None:
     group = start()

@@ -119,6 +119,13 @@ class Cell:
 
         self.follow_with(run)
 
+    def let_go(self) -> None:
+        """Nobody waits for it any more. If it goes on, its output is taken all the same: left lying, it would fill the
+        connection, and every later cell would wait behind it."""
+        if not self.finished:
+            self.drop_output()
+            self.follow()
+
     def follow_with(self, run: Callable[[], None]) -> None:
         """`run` pumps until the cell is over, on a thread of its own; wait() and lines() then look at what it took."""
         self._news = threading.Condition()

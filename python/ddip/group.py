@@ -161,7 +161,10 @@ class Group:
                 held.release()
             cell.wait()
         except KeyboardInterrupt:
-            self.stop_cell(cell)
+            try:
+                self.stop_cell(cell)
+            finally:
+                cell.let_go()
             raise
         return cell.results()
 
