@@ -7,7 +7,6 @@ import tracemalloc
 from typing import Any
 
 import pytest
-
 from ddip.cell import Cell
 
 

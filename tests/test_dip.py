@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -291,6 +294,32 @@ def test_after_a_debugger_stop_still_ends_a_cell(dip: TerminalShell, monkeypatch
     wait_until(lambda: (1, "in") in dip.names["job"]._lines, 20, "rank 1 sleeps")
     dip.names["job"].cancel()
     assert dip.names["job"].wait(10) and dip.names["job"].status == "interrupted"
+
+
+@pytest.mark.parametrize("moment", ["before_the_interrupt_is_sent", "while_it_is_sent", "while_the_cell_ends"])
+def test_two_presses_of_stop_stop_the_cell_too(
+    dip: TerminalShell, plain: Any, monkeypatch: Any, tmp_path: Any, moment: str
+) -> None:
+    from ddip.magics import follower
+
+    def press() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    def press_when_the_ranks_sleep() -> None:
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 20, "both ranks sleep")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupt = plain.interrupt
+    if moment == "before_the_interrupt_is_sent":
+        monkeypatch.setattr(follower, "kernel_ends", lambda shell: press() is not None)
+    elif moment == "while_it_is_sent":
+        monkeypatch.setattr(plain, "interrupt", lambda **which: press() or interrupt(**which))
+    else:
+        monkeypatch.setattr(plain, "interrupt", lambda **which: (interrupt(**which), press())[0])
+    threading.Thread(target=press_when_the_ranks_sleep).start()
+    said = dip.run(f"%%dip\nopen('{tmp_path}/%d' % r, 'w').close(); time.sleep(600)")
+    assert "was interrupted on ranks 0-1" in str(said.error), said.text
+    assert plain.info()["cells"] == []
 
 
 def test_breakpoint_stops_one_rank_for_questions(dip: TerminalShell, monkeypatch: Any) -> None:

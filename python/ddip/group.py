@@ -13,7 +13,7 @@ from typing import Any
 from ddip import _client, apps, values
 from ddip.cell import Cell, Result
 from ddip.errors import ConfigError, PeerLost, RankError
-from ddip.held_interrupt import HeldInterrupt
+from ddip.held_interrupt import HeldInterrupt, more_presses_ignored
 
 Ranks = int | Sequence[int] | str | None
 
@@ -161,10 +161,11 @@ class Group:
                 held.release()
             cell.wait()
         except KeyboardInterrupt:
-            try:
-                self.stop_cell(cell)
-            finally:
-                cell.let_go()
+            with more_presses_ignored():
+                try:
+                    self.stop_cell(cell)
+                finally:
+                    cell.let_go()
             raise
         return cell.results()
 

@@ -1,10 +1,13 @@
-"""A Ctrl-C that comes while a request is on its way to the group waits until somebody knows what it should stop."""
+"""A Ctrl-C that comes while a request is on its way to the group waits until somebody knows what it should stop; one that
+comes while another is carried out is ignored."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -38,3 +41,16 @@ class HeldInterrupt:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+@contextlib.contextmanager
+def more_presses_ignored() -> Iterator[None]:
+    """While one press of stop is carried out, another says nothing new; raised in the middle, it would undo the first."""
+    if threading.current_thread() is not threading.main_thread() or not callable(signal.getsignal(signal.SIGINT)):
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -15,7 +15,7 @@ from ddip import group as groups
 from ddip.cell import Cell, Event
 from ddip.errors import RankError
 from ddip.group import Group
-from ddip.held_interrupt import HeldInterrupt
+from ddip.held_interrupt import HeldInterrupt, more_presses_ignored
 from ddip.magics.failures import CellFailed, CellInterrupted, StillRunning
 
 # After so many seconds without news a cell says by itself who is where.
@@ -43,10 +43,11 @@ class Follower:
             self._say_behind()
             self._show_until_over()
         except KeyboardInterrupt:
-            if kernel_ends(self._shell):
-                self._seen = 0  # the next kernel shows this cell from its beginning
-                raise CellInterrupted(f"the kernel ends; cell {self._cell.number} goes on") from None
-            self._stop()
+            with more_presses_ignored():  # the press that replaces ranks comes after they were named
+                if kernel_ends(self._shell):
+                    self._seen = 0  # the next kernel shows this cell from its beginning
+                    raise CellInterrupted(f"the kernel ends; cell {self._cell.number} goes on") from None
+                self._stop()
         finally:
             self._renderer.finish()
             if self._seen:
@@ -102,12 +103,9 @@ class Follower:
         self._group.interrupt(cell=self._cell.number)
         deadline = time.monotonic() + groups.PROMPT - SHUTDOWN
         while not self._cell.finished and time.monotonic() < deadline:
-            try:
-                event = self._cell.pump(max(0.0, min(self._renderer.tick(), deadline - time.monotonic())))
-                if event is not None and event[0] != "input_request":
-                    self._renderer.show(event)
-            except KeyboardInterrupt:
-                continue  # impatience; the press that replaces ranks comes after they were named
+            event = self._cell.pump(max(0.0, min(self._renderer.tick(), deadline - time.monotonic())))
+            if event is not None and event[0] != "input_request":
+                self._renderer.show(event)
         if self._cell.finished:
             return
         self._stuck.add(self._cell.number)
