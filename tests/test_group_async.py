@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 import pytest
+from support.scripts import Script
 from support.waiting import Stopwatch, wait_until
 
 import ddip
@@ -14,6 +15,26 @@ import ddip
 HELD = (
     "import os, time\nprint('in', flush=True)\nwhile not os.path.exists({gate!r}): time.sleep(0.005)\nprint('out')\n7"
 )
+
+
+# The interpreter takes its time with its last objects.
+ENDS_MEANWHILE = """
+import ddip, time
+class Slow:
+    def __del__(self, sleep=time.sleep): sleep(0.5)
+last = Slow()
+group = ddip.Group(2)
+cells = [group.run("import time; time.sleep(600)", ranks=[rank], wait=False) for rank in (0, 1, 0, 1)]
+print("over")
+"""
+
+
+@pytest.mark.kills
+def test_a_script_that_ends_while_its_cells_run_ends_well() -> None:
+    with Script(ENDS_MEANWHILE) as script, Stopwatch() as watch:
+        assert script.hear() == "over"
+        assert script.wait() == 0
+    assert watch.seconds < 30
 
 
 def test_a_background_cell_returns_at_once_and_tells_its_state(either: Any, tmp_path: Any) -> None:

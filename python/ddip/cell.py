@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ddip import _client, values
+from ddip import _client, following, values
 from ddip.cell_output import CellOutput, LineReader
 from ddip.errors import RankError
 
@@ -112,8 +112,8 @@ class Cell:
 
         def run() -> None:
             try:
-                while not self.finished:
-                    self._pump_alone(1.0)
+                while not self.finished and not following.is_to_end():
+                    self._pump_alone(following.LOOK)
             except Exception as error:
                 self.lose(error)
 
@@ -127,9 +127,10 @@ class Cell:
             self.follow()
 
     def follow_with(self, run: Callable[[], None]) -> None:
-        """`run` pumps until the cell is over, on a thread of its own; wait() and lines() then look at what it took."""
+        """`run` pumps until the cell is over or following.is_to_end(), on a thread of its own; wait() and lines() then look
+        at what it took."""
         self._news = threading.Condition()
-        threading.Thread(target=run, name=f"ddip cell {self.number}", daemon=True).start()
+        following.start(run, f"ddip cell {self.number}")
 
     def lose(self, error: BaseException) -> None:
         """Nothing more will come of it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from ddip import display
+from ddip import display, following
 from ddip.cell import Cell
 from ddip.errors import PeerLost, RankError
 
@@ -23,8 +23,8 @@ class ShowInBackground:
     def _run(self) -> None:
         cell, sequence = self._cell, 0
         try:
-            while not cell.finished:
-                event = cell.pump(self._renderer.tick())
+            while not cell.finished and not following.is_to_end():
+                event = cell.pump(min(self._renderer.tick(), following.LOOK))
                 if event is None:
                     continue
                 sequence = max(sequence, event[4])
@@ -36,6 +36,8 @@ class ShowInBackground:
                     self._renderer.show(event)
         except Exception as error:
             cell.lose(error)
+        if not cell.finished:
+            return  # the interpreter ends, the cell goes on; whoever attaches next is shown all of it
         self._renderer.finish()
         if cell.lost is not None:
             self._screen.append(2, f"ddip: {cell.lost}\n")
