@@ -145,6 +145,37 @@ def test_check_says_where_variables_differ_between_ranks(dip: TerminalShell) -> 
     assert "UsageError: nothere: no such variable on the workers" in dip.run("%%dip --check nothere\n1").text
 
 
+@pytest.mark.parametrize(
+    ("value", "differs"),
+    [("{r}", "x"), ("frozenset({1, (2, r)})", "x"), ("1 + r * 1j", "x"), ("[{'a': {r}}]", "x[0]['a']"), ("[] if r else ()", "x"),
+     ("{str(n) for n in range(99)}", ""), ("2j", ""), ("[[[[r // 2]]]]", ""), ("{}", ""), ("[set(), (), [], {}, None, '\\ud800']", "")],
+)  # fmt: skip
+def test_check_compares_sets_complex_and_empty_values(dip: TerminalShell, value: str, differs: str) -> None:
+    said = dip.do(f"%%dip --check x\nx = {value}").out
+    expected = f"{differs} differs: rank 0 | rank 1" if differs else "x is the same on ranks 0-1"
+    assert said == f"check: {expected}\n"
+
+
+def test_check_says_what_it_did_not_compare(dip: TerminalShell) -> None:
+    assert dip.do("%%dip --check f\ndef f(): return r").out == "check: not compared: f (function)\n"
+    said = dip.do("%%dip --check x\nx = {'a': 1, 'f': object(), 'deep': [[[[r]]]], 'odd': {len}}").out
+    assert said.splitlines() == [
+        "check: x is the same on ranks 0-1, as far as compared",
+        "check: not compared: x['deep'][0][0][0] (deeper than 4 levels), x['f'] (object), x['odd'] (set)",
+    ]
+    lines = dip.do("%%dip --check x\nx = [object(), r] * 30").out.splitlines()
+    assert all(line.endswith("] differs: rank 0 | rank 1") for line in lines[:10]) and lines[10] == "check: and 20 more"
+    assert lines[11].startswith("check: not compared: x[0] (object), ") and lines[11].endswith(", and 20 more")
+    assert len(lines) == 12
+
+
+def test_check_compares_an_optimizers_rates(torched: Any) -> None:
+    torched.run(
+        "import torch, ddip\no = torch.optim.Adam([torch.ones(2)], lr=0.1 * (1 + ddip.rank()), betas=(0.9, 0.99))"
+    )
+    assert torched.differing(["o"]) == {"o.param_groups[0]['lr']": [[0], [1]]}
+
+
 def test_check_compares_models_and_optimizers_bit_by_bit(torched: Any) -> None:
     torched.run("""
 import torch, ddip

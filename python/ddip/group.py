@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ddip import _client, apps, values
+from ddip import _client, apps, comparison, values
 from ddip.cell import Cell, Result
 from ddip.errors import ConfigError, PeerLost, RankError
 from ddip.held_interrupt import HeldInterrupt, more_presses_ignored
@@ -264,23 +264,9 @@ class Group:
 
     def differing(self, names: Sequence[str], ranks: Ranks = None) -> dict[str, list[list[int]]]:
         """Where variables that should be equal on all ranks are not: path → the ranks that agree with each other.
-        Modules, optimizers, tensors, arrays, numbers, texts, and lists and dicts of them."""
-        asked = self.submit(
-            {"kind": "fingerprint", "names": list(names), "first_line": f"check {', '.join(names)}"}, ranks
-        )
-        self.finish(asked)
-        missing = sorted({name for ending in asked.endings.values() for name in ending.get("missing", [])})
-        if missing:
-            raise ConfigError(f"{missing[0]}: no such variable on the workers")
-        prints = {rank: ending["fingerprints"] for rank, ending in sorted(asked.endings.items())}
-        found = {}
-        for path in dict.fromkeys(path for of_rank in prints.values() for path in of_rank):
-            alike: dict[str | None, list[int]] = {}
-            for rank, of_rank in prints.items():
-                alike.setdefault(of_rank.get(path), []).append(rank)
-            if len(alike) > 1:
-                found[path] = list(alike.values())
-        return found
+        Modules, optimizers, tensors, arrays, numbers, texts, sets, and lists and dicts of them; other objects are not
+        compared."""
+        return comparison.compare(self, names, ranks).differing
 
     def rebuild(self) -> None:
         """Process groups are made again on all ranks; variables stay."""

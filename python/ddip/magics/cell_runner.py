@@ -7,7 +7,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from ddip import _client, apps, display
+from ddip import _client, apps, comparison, display
 from ddip import group as groups
 from ddip.cell import Cell
 from ddip.held_interrupt import HeldInterrupt
@@ -92,15 +92,17 @@ class CellRunner:
 
 def checked(group: groups.Group, names: list[str], ranks: list[int]) -> str:
     """--check: whether the replicas are replicas."""
-    differing = group.differing(names, ranks)
-    if not differing:
-        return f"check: {', '.join(names)} {'is' if len(names) == 1 else 'are'} the same on {ranks_of(ranks)}"
-    lines = []
-    for path, alike in list(differing.items())[:SHOWN]:
-        lines.append(f"check: {path} differs: " + " | ".join(map(ranks_of, alike)))
-    if len(differing) > SHOWN:
-        lines.append(f"check: and {len(differing) - SHOWN} more")
-    return "\n".join(lines)
+    found = comparison.compare(group, names, ranks)
+    lines = [f"{path} differs: " + " | ".join(map(ranks_of, alike)) for path, alike in found.differing.items()]
+    if not lines and found.compared:
+        same = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} the same on {ranks_of(ranks)}"
+        lines = [same + (", as far as compared" if found.left_out else "")]
+    lines[SHOWN:] = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    if found.left_out:
+        some = [f"{path} ({why})" for path, why in found.left_out.items()]
+        some[SHOWN:] = [f"and {len(some) - SHOWN} more"] if len(some) > SHOWN else []
+        lines.append(f"not compared: {', '.join(some)}")
+    return "\n".join(f"check: {line}" for line in lines)
 
 
 def ranks_of(ranks: list[int]) -> str:

@@ -181,7 +181,8 @@ def fingerprint(control: Any, cell: int, body: dict[str, Any], descriptors: list
     missing = [name for name in body["names"] if name not in namespace()]
     if missing:
         return {"outcome": "ok", "missing": missing}, []
-    return {"outcome": "ok", "fingerprints": fingerprints.of_variables(body["names"], namespace())}, []
+    found, left_out = fingerprints.of_variables(body["names"], namespace())
+    return {"outcome": "ok", "fingerprints": found, "left_out": left_out}, []
 
 
 def app(control: Any, cell: int, body: dict[str, Any], descriptors: list[int]) -> Ending:
