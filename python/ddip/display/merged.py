@@ -17,6 +17,7 @@ from ddip.display.screen import Screen
 RENDER_INTERVAL = 0.1
 BYTES_PER_SECOND = 400_000
 NOTEBOOK_LINES = 1000
+NOTEBOOK_CHARACTERS = 400_000  # in all of them: one message shows them all
 TERMINAL_LINES = 100_000
 # What one rank does first the others get a moment to do too: a clear_output() ...
 PATIENCE = 0.3
@@ -192,7 +193,7 @@ class Merged:
                 self._screen.append(2, f"ddip: {note}\n")
             self._notes = []
             return
-        text = self._whole()
+        text = shortened(self._whole(), NOTEBOOK_CHARACTERS)
         if text == self._shown or not text:
             return
         self._shown = text
@@ -224,6 +225,17 @@ class Merged:
             parts.append(text if len(self._see) == 1 else prefixed(text, [rank]))
         parts += [f"ddip: {note}\n" for note in self._notes]
         return "".join(parts).rstrip("\n")
+
+
+def shortened(text: str, most: int) -> str:
+    """Its beginning and its end, in whole lines where they are not too long for that."""
+    if len(text) <= most:
+        return text
+    head, tail = text[: most // 2], text[-(most // 2) :]
+    head = head[: head.rfind("\n")] if "\n" in head else head
+    tail = tail[tail.find("\n") + 1 :]
+    left_out = len(text) - len(head) - len(tail)
+    return f"{head}\n… {left_out} characters elided (%diplog)\n{tail}"
 
 
 def size_of(body: Any) -> int:
