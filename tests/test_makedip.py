@@ -303,3 +303,21 @@ def test_a_request_without_source_has_a_headline_in_the_journal(shell: TerminalS
     shell.do("%makedip -n 1")
     shell.do("%makedip --rebuild")
     assert shell.do("%diplog last").out.rstrip().endswith(": rebuild")
+
+
+def test_what_was_said_between_cells_is_shown_with_its_rank(shell: TerminalShell, home: Any) -> None:
+    shell.do("%makedip -n 2 --name late")
+    shell.do(f"""%%dip
+import os, threading, time
+def speak(rank):
+    while not os.path.exists({str(home / "gate")!r}): time.sleep(0.005)
+    os.write(1, b'native \\xc3\\xa4 of %d\\n' % rank)
+    open('{home}/said%d' % rank, 'w').close()
+threading.Thread(target=speak, args=(int(os.environ['RANK']),)).start()""")
+    (home / "gate").touch()
+    wait_until(lambda: (home / "said0").exists() and (home / "said1").exists(), 10, "both have spoken")
+    shown = shell.do("%makedip --attach late").out
+    shown += shell.do("%makedip --attach late").out  # the pipe may be read a moment later
+    assert shown.count("[0] native ä of 0\n") == shown.count("[1] native ä of 1\n") == 1 and "b'" not in shown, shown
+    for name in ("gate", "said0", "said1"):
+        (home / name).unlink()

@@ -12,6 +12,7 @@ class Replay:
         self._group = group
         self._screen = screen
         self._renderers: dict[int, display.Renderer] = {}
+        self._between = display.renderer(screen, list(range(group.world_size)), plain=True)  # what belongs to no cell
         self._seen = 0  # the newest event's place in the journal
 
     def run(self, live: bool = True) -> bool:
@@ -35,7 +36,7 @@ class Replay:
             print("ddip: stopped watching; the cells go on (%dipwhy, %diplog)")
             return False
         finally:
-            for renderer in self._renderers.values():
+            for renderer in (self._between, *self._renderers.values()):
                 renderer.finish()
             if self._seen:
                 client.send("acknowledge", {"sequence": self._seen})
@@ -44,8 +45,7 @@ class Replay:
         kind, cell, rank, body, sequence, _, _ = event
         self._seen = max(self._seen, sequence)
         if cell == 0:
-            self._screen.append(2, f"ddip: {body}\n")
-            return
+            return self._between.show(event)
         if cell not in self._renderers:
             self._renderers[cell] = display.renderer(self._screen, list(range(self._group.world_size)))
         if kind == "cell_started":
