@@ -178,6 +178,63 @@ def test_stop_returns_when_everything_is_gone(start: Any, home: Any) -> None:
         group.run("1")
 
 
+def test_stop_of_a_group_that_somebody_else_stopped_returns(start: Any) -> None:
+    for asked_before in (False, True):
+        group = start(1)
+        if asked_before:
+            group.info()
+        ddip.attach(group.name).stop()
+        with Stopwatch() as watch:
+            group.stop()
+        assert watch.seconds < 5
+        with pytest.raises(ddip.PeerLost):
+            group.info()
+
+
+def test_stop_leaves_the_next_group_of_that_name_alone(start: Any) -> None:
+    former = start(1, name="again")
+    former.info()
+    ddip.attach("again").stop()
+    group = start(1, name="again")
+    former.stop()
+    with pytest.raises(ddip.PeerLost, match="another one has its name"):
+        former.info()
+    assert group.run("1 + 1")[0].value == 2
+
+
+def test_a_group_that_does_not_stop_is_an_error_but_not_before_the_users_own(
+    start: Any, monkeypatch: Any, capsys: Any
+) -> None:
+    group = start(1)
+    with monkeypatch.context() as deaf:
+        deaf.setattr("ddip.group.STOPPED", 0.1)
+        deaf.setattr(group.control, "send", lambda *what: None)
+        with pytest.raises(ddip.TimedOut, match="still runs"):
+            group.stop()
+        with pytest.raises(ZeroDivisionError), group:
+            1 / 0  # noqa: B018
+    assert "still runs" in capsys.readouterr().err
+
+
+def test_a_broken_control_connection_is_made_anew(start: Any) -> None:
+    group = start(1)
+    pids = group.pids
+    with pytest.raises(ddip.PeerLost):
+        group.control._native.request("interrupt", {"cell": 0, "kill": "no"}, 5.0)  # a frame that nobody could mean
+    assert group.pids == pids and group.why()["ranks"]
+    with pytest.raises(ddip.PeerLost):
+        group.control._native.request("interrupt", {"cell": 0, "kill": "no"}, 5.0)
+    group.stop()
+    processes.assert_gone(pids, 2.0)
+
+
+@pytest.mark.parametrize("wrong", [{"kill": "no"}, {"kill": 1}, {"cell": "1"}, {"cell": None}])
+def test_an_interrupt_of_something_else_is_refused(plain: Any, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ddip.ConfigError, match="expected a cell's number, and True or False"):
+        plain.interrupt(**wrong)
+    assert plain.run("1", ranks=[0])[0].value == 1
+
+
 def test_stop_ends_a_cell_that_ignores_everything(start: Any, home: Any) -> None:
     group = start()
     group.run(

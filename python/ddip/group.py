@@ -12,7 +12,8 @@ from typing import Any
 
 from ddip import _client, apps, comparison, values
 from ddip.cell import Cell, Result
-from ddip.errors import ConfigError, PeerLost, RankError
+from ddip.control_connection import ControlConnection
+from ddip.errors import ConfigError, PeerLost, RankError, TimedOut
 from ddip.held_interrupt import HeldInterrupt, more_presses_ignored
 
 Ranks = int | Sequence[int] | str | None
@@ -21,6 +22,8 @@ Ranks = int | Sequence[int] | str | None
 ANSWER = 10.0
 # After an interrupt the prompt is back after this many seconds, whatever the ranks do.
 PROMPT = 0.9
+# So long a group that was asked to stop may take for it.
+STOPPED = 10.0
 
 
 def program() -> str:
@@ -120,15 +123,10 @@ class Group:
         self._client_name = client
         self._owned = owned
         self.client = _client.Client(self._folder, client)
-        self._control: Any = None
-        self.world_size: int = self.client.welcome["world_size"]
-
-    @property
-    def control(self) -> Any:
-        """A second connection, for requests that must not wait behind a cell's output."""
-        if self._control is None:
-            self._control = _client.Client(self._folder, self._client_name)
-        return self._control
+        welcome = self.client.welcome
+        self.world_size: int = welcome["world_size"]
+        self.control = ControlConnection(self._folder, client, welcome["pid"])
+        self._sees_its_end = not self.client.wait_for_end(0)  # not where its processes cannot be seen from here
 
     # ---- running
 
@@ -257,10 +255,12 @@ class Group:
     def interrupt(self, cell: int = 0, kill: bool = False) -> dict[str, Any]:
         """One press of stop: all running cells (or one), on all ranks. kill=True is the second press: ranks that are
         still stuck are replaced by empty ones. Returns what was running where."""
-        return dict(self.control.request("interrupt", {"cell": cell, "kill": kill}, ANSWER))
+        if type(cell) is not int or type(kill) is not bool:
+            raise ConfigError(f"interrupt(cell={cell!r}, kill={kill!r}): expected a cell's number, and True or False")
+        return self.control.request("interrupt", {"cell": cell, "kill": kill}, ANSWER)
 
     def why(self) -> dict[str, Any]:
-        return dict(self.control.request("why", {}, ANSWER))
+        return self.control.request("why", {}, ANSWER)
 
     def differing(self, names: Sequence[str], ranks: Ranks = None) -> dict[str, list[list[int]]]:
         """Where variables that should be equal on all ranks are not: path → the ranks that agree with each other.
@@ -303,23 +303,31 @@ class Group:
         self.control.request("restart", {"ranks": self._ranks(ranks)}, timeout)
 
     def stop(self) -> None:
-        """Ends every process of the group. Returns when they are gone."""
+        """Ends every process of the group. Returns when they are gone, whoever asked them to go; TimedOut if they stay."""
+        if self._has_ended():
+            return
         try:
             self.control.send("stop", {})
         except PeerLost:
-            pass
+            pass  # it is ending already
         # The folder goes last. One that has a lock nobody holds belongs to a coordinator that was killed.
         lock = os.path.join(self._folder, "lock")
-        deadline = time.monotonic() + 10
-        while os.path.exists(self._folder) and time.monotonic() < deadline:
+        deadline = time.monotonic() + STOPPED
+        while os.path.exists(self._folder) and not self._has_ended() and time.monotonic() < deadline:
             if os.path.exists(lock) and not _client.is_running(self._folder) and os.path.exists(lock):
                 return
             time.sleep(0.005)
-        while not self.control.wait_for_end(0.1) and time.monotonic() < deadline:
-            pass
+        while not self.client.wait_for_end(0.1):
+            if time.monotonic() > deadline:
+                raise TimedOut(
+                    f"group {self.name} still runs {STOPPED:.0f} s after it was asked to stop (ddip why {self.name})"
+                )
+
+    def _has_ended(self) -> bool:
+        return self._sees_its_end and bool(self.client.wait_for_end(0))
 
     def info(self) -> dict[str, Any]:
-        return dict(self.control.request("info", {}, ANSWER))
+        return self.control.request("info", {}, ANSWER)
 
     @property
     def pids(self) -> list[int]:
@@ -337,9 +345,15 @@ class Group:
     def __enter__(self) -> Group:
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        if self._owned:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if not self._owned:
+            return
+        try:
             self.stop()
+        except (PeerLost, TimedOut) as failed:
+            if error is None:
+                raise
+            print(f"ddip: {failed}", file=sys.stderr)  # the user's own error comes first
 
     def __repr__(self) -> str:
         return f"<ddip group {self.name}: {self.world_size} workers>"
