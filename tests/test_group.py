@@ -235,6 +235,36 @@ def test_an_interrupt_of_something_else_is_refused(plain: Any, wrong: dict[str, 
     assert plain.run("1", ranks=[0])[0].value == 1
 
 
+IN_A_CHILD = """
+import ddip, os
+with ddip.Group(1, name="forked") as group:
+    cell = group.run("import time; time.sleep(600)", wait=False)
+    child = os.fork()
+    if child == 0:
+        for use in (lambda: group.run("1"), group.info, group.stop, lambda: group.push({"x": 1}), cell.wait, cell.cancel, lambda: list(cell.lines())):
+            try:
+                use()
+            except ddip.ConfigError as error:
+                print(error, flush=True)
+        group.__exit__(None, None, None)
+        with ddip.attach("forked") as here:
+            here.interrupt()
+        os._exit(0)
+    print("child ended", os.waitpid(child, 0)[1], flush=True)
+    print(group.run("1 + 1")[0].value)
+"""
+
+
+def test_a_forked_child_is_told_to_attach_by_itself(home: Any) -> None:
+    with Script(IN_A_CHILD) as script:
+        for _ in range(7):
+            line = script.hear()
+            assert "this is a child of it; ddip.attach('forked') connects this one" in line, line
+        assert script.hear() == "child ended 0"
+        assert script.hear() == "2"
+        assert script.wait() == 0
+
+
 def test_stop_ends_a_cell_that_ignores_everything(start: Any, home: Any) -> None:
     group = start()
     group.run(

@@ -94,6 +94,7 @@ class Cell:
 
     def pump(self, timeout: float) -> Event | None:
         """The next event, taken in; None if none came in time. Whoever pumps answers input requests."""
+        self.group.require_own_process()
         event: Event | None = self.group.client.next(self.number, timeout)
         if event is not None:
             self.take(event)
@@ -160,6 +161,7 @@ class Cell:
         """Whether it is over. Returns early only when the time is."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.finished:
+            self.group.require_own_process()
             left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
             if left <= 0:
                 return False
@@ -183,6 +185,7 @@ class Cell:
             if over:
                 yield from reader.rest()
                 return
+            self.group.require_own_process()
             if self._news is None:
                 self._pump_alone(0.2)
             else:

@@ -125,8 +125,22 @@ class Group:
         self.client = _client.Client(self._folder, client)
         welcome = self.client.welcome
         self.world_size: int = welcome["world_size"]
-        self.control = ControlConnection(self._folder, client, welcome["pid"])
+        self._control = ControlConnection(self._folder, client, welcome["pid"])
+        self._process = os.getpid()
         self._sees_its_end = not self.client.wait_for_end(0)  # not where its processes cannot be seen from here
+
+    @property
+    def control(self) -> ControlConnection:
+        self.require_own_process()
+        return self._control
+
+    def require_own_process(self) -> None:
+        """A forked child has the same sockets, but each answer comes only once: it would take its parent's, or wait for ever."""
+        if os.getpid() != self._process:
+            raise ConfigError(
+                f"group {self.name} is connected to process {self._process}, and this is a child of it; "
+                f"ddip.attach({self.name!r}) connects this one"
+            )
 
     # ---- running
 
@@ -147,6 +161,7 @@ class Group:
     def submit(
         self, body: dict[str, Any], ranks: Ranks = None, descriptors: Sequence[int] = (), keep_all: bool = True
     ) -> Cell:
+        self.require_own_process()
         chosen = self._ranks(ranks)
         body["ranks"] = chosen
         number, behind = self.client.execute(body, list(descriptors), keep_all)
@@ -346,7 +361,7 @@ class Group:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if not self._owned:
+        if not self._owned or os.getpid() != self._process:
             return
         try:
             self.stop()
