@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ddip import _client, apps, comparison, values
+from ddip import _client, apps, comparison, module_path, values
 from ddip.cell import Cell, Result
 from ddip.control_connection import ControlConnection
 from ddip.errors import ConfigError, PeerLost, RankError, TimedOut
@@ -54,8 +54,7 @@ def worker_environment() -> dict[str, str]:
     environment = dict(os.environ)
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MPLBACKEND", "JPY_PARENT_PID"):
         environment.pop(name, None)
-    outside = [path for path in sys.path if path and not path.startswith((sys.prefix, sys.base_prefix))]
-    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(outside))
+    environment["PYTHONPATH"] = os.pathsep.join(module_path.to_tell())
     return environment
 
 
