@@ -315,6 +315,13 @@ def test_a_push_to_a_dead_rank_changes_nothing_on_the_others(start: Any) -> None
     assert group.pull("x", rank=0) == "old"
 
 
+@pytest.mark.parametrize("name", [1, "1x", "class", "a b", None])
+def test_a_push_under_what_is_no_name_is_refused(plain: Any, name: Any) -> None:
+    with pytest.raises(ddip.ConfigError, match="is not a variable name"):
+        plain.push({"good": 1, name: 2})
+    assert [result.value for result in plain.run("'good' in globals()")] == [False, False]
+
+
 def test_pushes_of_two_attachments_do_not_meet(start: Any, monkeypatch: Any) -> None:
     first = start()
     second = ddip.attach(first.name)

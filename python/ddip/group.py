@@ -205,8 +205,8 @@ class Group:
         if not names:
             return
         for name in names:
-            if not name.isidentifier() or keyword.iskeyword(name):
-                raise ConfigError(f"push: '{name}' is not a variable name")
+            if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+                raise ConfigError(f"push: {name!r} is not a variable name")
         packed = values.pack_named(dict(names))
         push = secrets.randbits(62)  # nobody else's, of all who are attached
         staged = self.submit({"kind": "stage", "push": push, "silent": True}, ranks, [packed.fd])
