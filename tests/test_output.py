@@ -231,3 +231,20 @@ def test_lines_gives_each_line_once_with_its_rank_while_the_cell_runs(plain: Any
     lines = list(cell.lines())
     for rank in (0, 1):
         assert [line for owner, line in lines if owner == rank] == [*map(str, range(50)), "no newline"]
+
+
+@pytest.mark.parametrize(
+    ("number", "travels_as"),
+    [("2**63", 2**63), ("2**64 - 1", 2**64 - 1), ("-2**63", -(2**63)), ("2**70", 2.0**70), ("-2**70", -(2.0**70)), ("10**400", "1" + "0" * 400)],
+)  # fmt: skip
+def test_a_display_with_an_integer_beyond_64_bits_arrives(plain: Any, number: str, travels_as: Any) -> None:
+    pytest.importorskip("IPython", reason="display() is IPython's")
+    code = f"from IPython.display import display\ndisplay({{'application/json': {{'a': {number}}}}}, raw=True)"
+    cell = plain.submit({"kind": "cell", "code": code, "first_line": ""}, [0])
+    shown = []
+    while not cell.finished:
+        event = cell.pump(5)
+        assert event is not None, "nothing came for 5 s"
+        shown += [event[3]["data"]["application/json"]["a"]] if event[0] == "display" else []
+    cell.results()
+    assert shown == [travels_as]

@@ -76,7 +76,7 @@ def send(kind: str, data: dict[str, Any], metadata: dict[str, Any] | None, trans
     if size > LARGEST_DISPLAY:
         what = f"display of {size >> 20} MiB is too large to send (at most {LARGEST_DISPLAY >> 20} MiB)"
         return born.control.note(streams.current_cell(), what)
-    found = json.loads(text)
+    found = json.loads(text, parse_int=sendable)
     if depth_of(found) > DEEPEST_DISPLAY:
         what = f"display of more than {DEEPEST_DISPLAY} levels is too deep to send"
         return born.control.note(streams.current_cell(), what)
@@ -93,6 +93,17 @@ def depth_of(value: Any) -> int:
 
 def inside(value: dict[str, Any] | list[Any]) -> list[Any]:
     return list(value.values()) if isinstance(value, dict) else value
+
+
+def sendable(digits: str) -> Any:
+    """Integers beyond 64 bits travel as what a browser would make of them, or as text if that is infinite."""
+    if len(digits) < 19:
+        return int(digits)
+    near = float(digits)
+    if abs(near) == float("inf"):
+        return digits
+    whole = int(digits)
+    return whole if -(1 << 63) <= whole < 1 << 64 else near
 
 
 def encodable(value: Any) -> str:
