@@ -269,3 +269,10 @@ def test_a_group_that_stays_is_not_waited_for(start: Any) -> None:
     with Stopwatch() as watch, pytest.raises(ddip.ConfigError, match="group taken is already running"):
         start(name="taken")
     assert watch.seconds < 5
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "a/b", "x" * 33, 5])
+def test_attach_refuses_what_is_no_name(plain: Any, name: Any) -> None:
+    for given in ((name, None), (plain.name, name or "/")):
+        with pytest.raises(ddip.ConfigError, match="expected 1 to 32 letters, digits, _ or -"):
+            ddip.attach(*given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import os
+import re
 import secrets
 import sys
 import time
@@ -22,6 +23,7 @@ Ranks = int | Sequence[int] | str | None
 ANSWER = 10.0
 # After an interrupt the prompt is back after this many seconds, whatever the ranks do.
 PROMPT = 0.9
+NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")  # of a group or a client: flag_values.h
 # So long a group that was asked to stop may take for it.
 STOPPED = 10.0
 
@@ -414,7 +416,10 @@ def start_group(flags: list[str], command: str, progress: Callable[[str], None])
 
 
 def attach(name: str, client: str | None = None) -> Group:
-    """A running group of this user."""
+    """A running group of this user. `client`: the name to join it under; what was not shown to it yet is kept."""
+    for given in (name, client or default_name()):
+        if not isinstance(given, str) or not NAME.fullmatch(given):
+            raise ConfigError(f"ddip.attach: {given!r} is no name: expected 1 to 32 letters, digits, _ or -")
     if name not in groups():
         lost = describe_lost(name)
         if lost:
