@@ -471,6 +471,11 @@ def test_map_keeps_the_order_and_uses_every_rank(plain: Any, length: int) -> Non
         assert {rank for _, rank in found} == {"0", "1"}
 
 
+def test_map_names_the_rank_whose_results_cannot_travel(plain: Any) -> None:
+    with pytest.raises(TypeError, match="map: the results of rank 0 stayed there: it cannot be pickled"):
+        plain.map(main_function("def f(x): return (n for n in range(x))"), [1, 2])
+
+
 def test_descriptors_and_mappings_do_not_pile_up(plain: Any) -> None:
     import os
 

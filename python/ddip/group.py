@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ddip import _client, apps, comparison, module_path, values
-from ddip.cell import Cell, Result
+from ddip.cell import Cell, Remote, Result
 from ddip.control_connection import ControlConnection
 from ddip.errors import ConfigError, PeerLost, RankError, TimedOut
 from ddip.held_interrupt import HeldInterrupt, more_presses_ignored
@@ -262,6 +262,8 @@ class Group:
         pieces = self.call(share, function, items)
         result: list[Any] = [None] * len(items)
         for piece in pieces:
+            if isinstance(piece, Remote):
+                raise TypeError(f"map: the results of rank {piece.rank} stayed there: {piece.why}")
             for index, value in piece:
                 result[index] = value
         return result
