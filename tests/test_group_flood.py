@@ -100,15 +100,17 @@ def test_an_interrupt_reaches_a_rank_in_the_middle_of_a_flood(start: Any) -> Non
 STUBBORN_FLOOD = """
 import os, signal, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)
+open(HOME + '/in', 'w').close()
 for number in range(200): print('z' * 100_000)
-while not os.path.exists(GATE): time.sleep(0.005)
+while not os.path.exists(HOME + '/gate'): time.sleep(0.005)
 """
 
 
 def test_a_cell_that_prints_on_after_ctrl_c_does_not_stop_its_group(start: Any, home: Any) -> None:
     group = start()
-    code = STUBBORN_FLOOD.replace("GATE", repr(str(home / "gate")))
+    code = STUBBORN_FLOOD.replace("HOME", repr(str(home)))
     cell = group.submit({"kind": "cell", "code": code, "first_line": ""}, [1])
+    wait_until((home / "in").exists, 10, "it ignores the interrupt")
     wait, presses = cell.wait, [KeyboardInterrupt()]
 
     def wait_and_be_pressed(timeout: float | None = None) -> bool:
@@ -125,7 +127,7 @@ def test_a_cell_that_prints_on_after_ctrl_c_does_not_stop_its_group(start: Any, 
     assert group.run("1 + 1", ranks=[1])[0].value == 2
     wait_until(cell.done, 20, "its end")
     assert cell.text(1, 1) == "", "nobody will ask for it"
-    (home / "gate").unlink()
+    (home / "gate").unlink(), (home / "in").unlink()
 
 
 @pytest.mark.timeout(120)
