@@ -12,6 +12,11 @@ from types import FrameType
 from typing import Any
 
 
+def comes_here() -> bool:
+    """Python raises it in the main thread only, and where nobody has made it silent."""
+    return threading.current_thread() is threading.main_thread() and callable(signal.getsignal(signal.SIGINT))
+
+
 class HeldInterrupt:
     """From `with` to release(), or to its end. The second Ctrl-C does not wait."""
 
@@ -20,8 +25,7 @@ class HeldInterrupt:
         self._handler: Any = None
 
     def __enter__(self) -> HeldInterrupt:
-        # Elsewhere there is no Ctrl-C: Python raises it in the main thread only.
-        if threading.current_thread() is threading.main_thread() and callable(signal.getsignal(signal.SIGINT)):
+        if comes_here():
             self._handler = signal.signal(signal.SIGINT, self._note)
         return self
 
@@ -46,7 +50,7 @@ class HeldInterrupt:
 @contextlib.contextmanager
 def more_presses_ignored() -> Iterator[None]:
     """While one press of stop is carried out, another says nothing new; raised in the middle, it would undo the first."""
-    if threading.current_thread() is not threading.main_thread() or not callable(signal.getsignal(signal.SIGINT)):
+    if not comes_here():
         yield
         return
     before = signal.signal(signal.SIGINT, lambda number, frame: None)

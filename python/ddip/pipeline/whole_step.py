@@ -4,9 +4,10 @@ parameters a step ahead of the others, for ever."""
 from __future__ import annotations
 
 import signal
-import threading
 from types import FrameType
 from typing import Any
+
+from ddip.held_interrupt import comes_here
 
 
 class WholeStep:
@@ -15,8 +16,7 @@ class WholeStep:
         self._handler: Any = None
 
     def begin(self) -> None:
-        # Elsewhere there is no stop: Python raises it in the main thread only.
-        if threading.current_thread() is threading.main_thread() and callable(signal.getsignal(signal.SIGINT)):
+        if comes_here():
             self._came = False
             self._handler = signal.signal(signal.SIGINT, self._note)
 
