@@ -70,14 +70,14 @@ void bind_weights(py::module_& module) {
                        std::function<std::vector<std::vector<double>>(int)> rates,
                        std::function<void(const std::vector<double>&)> step, std::function<bool()> stepped, int stage,
                        int stages) {
-             return std::make_shared<Versions>(std::move(weights), std::move(policy),
-                                               Versions::Asks{std::move(optimizer), std::move(rates), std::move(step),
-                                                              [stepped = std::move(stepped)] {
-                                                                // A stop that came meanwhile is raised when the step is
-                                                                // over.
-                                                                if (stepped()) PyErr_SetInterrupt();
-                                                              }},
-                                               stage, stages);
+             // A stop that came meanwhile is raised when the step is over.
+             auto over = [stepped = std::move(stepped)] {
+               if (stepped()) PyErr_SetInterrupt();
+             };
+             return std::make_shared<Versions>(
+                 std::move(weights), std::move(policy),
+                 Versions::Asks{std::move(optimizer), std::move(rates), std::move(step), std::move(over)}, stage,
+                 stages);
            }),
            py::arg("weights"), py::arg("policy"), py::arg("optimizer"), py::arg("rates"), py::arg("step"),
            py::arg("stepped"), py::arg("stage"), py::arg("stages"))

@@ -43,11 +43,6 @@ class KeptBuffers {
   std::vector<at::Tensor> copies_;
 };
 
-Value to_device(const Value& value, at::Device device) {
-  if (device.is_cpu()) return value;
-  return with_tensors(value, [device](const at::Tensor& tensor) { return tensor.to(device, /*non_blocking=*/false); });
-}
-
 bool on_host(const Value& value) {
   return std::ranges::all_of(tensors_of(value), [](const at::Tensor& tensor) { return tensor.is_cpu(); });
 }

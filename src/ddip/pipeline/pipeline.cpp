@@ -61,10 +61,6 @@ struct Pipeline::Inside {
 
 namespace {
 
-Value to_device(const Value& value, at::Device device) {
-  return with_tensors(value, [&](const at::Tensor& tensor) { return tensor.to(device); });
-}
-
 std::vector<std::shared_ptr<torch::nn::Module>> modules_of(const std::vector<Part>& parts) {
   std::vector<std::shared_ptr<torch::nn::Module>> found;
   for (const Part& part : parts) {

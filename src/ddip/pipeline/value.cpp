@@ -166,6 +166,10 @@ Value with_tensors(const Value& value, const std::function<at::Tensor(const at::
   return changed;
 }
 
+Value to_device(const Value& value, at::Device device) {
+  return with_tensors(value, [device](const at::Tensor& tensor) { return tensor.to(device); });
+}
+
 std::string describe(const Value& value) {
   struct Words {
     std::string operator()(std::monostate) const { return "None"; }

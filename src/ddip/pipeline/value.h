@@ -32,6 +32,9 @@ std::vector<at::Tensor> tensors_of(const Value& value);
 // The same value with other tensors in their places.
 Value with_tensors(const Value& value, const std::function<at::Tensor(const at::Tensor&)>& change);
 
+// Every tensor in it there; one that is there already is the same.
+Value to_device(const Value& value, at::Device device);
+
 // In words, for errors: "(float32 [4, 8], None)".
 std::string describe(const Value& value);
 
