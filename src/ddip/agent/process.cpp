@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <sstream>
 
 #include "ddip/base/error.h"
@@ -33,6 +32,47 @@ struct Failure {
   int error;  // errno
   bool in_folder;
 };
+
+struct Memory {
+  unsigned long size, code_end, environment_begin, environment_end;
+};
+
+// As /proc tells it; zeros for a process that has none: a zombie, a thread of the kernel, one that is gone.
+Memory memory_of(pid_t pid) {
+  const std::string text = read_proc_file(fmt::format("/proc/{}/stat", pid));
+  const size_t after_name = text.rfind(')');  // the name itself may hold blanks and brackets
+  if (after_name == std::string::npos) return {};
+  std::istringstream fields(text.substr(after_name + 1));
+  std::string field;
+  Memory memory{};
+  for (int number = 3; fields >> field; ++number) {  // numbered as in proc(5)
+    if (number == 23) memory.size = std::stoul(field);
+    if (number == 27) memory.code_end = std::stoul(field);
+    if (number == 50) memory.environment_begin = std::stoul(field);
+    if (number == 51) memory.environment_end = std::stoul(field);
+  }
+  return memory;
+}
+
+// Its variables, each with a zero byte at its end. A process in the middle of exec shows none for a moment, though it
+// will have some: who took that for an answer would let it escape. So we ask again until it is through.
+std::string environment_of(pid_t pid) {
+  constexpr int kMostTries = 200;
+  std::string bytes(1 << 16, '\0');
+  for (int tries = 0; tries < kMostTries; ++tries) {
+    const Fd file(::open(fmt::format("/proc/{}/environ", pid).c_str(), O_RDONLY | O_CLOEXEC));
+    if (!file) return "";  // gone, or not for us to read
+    ssize_t count = 0;     // in one call: the next would be of another program if an exec came between
+    while ((count = ::pread(file.get(), bytes.data(), bytes.size(), 0)) == static_cast<ssize_t>(bytes.size()))
+      bytes.resize(2 * bytes.size());
+    if (count > 0) return bytes.substr(0, static_cast<size_t>(count));
+    const Memory memory = memory_of(pid);
+    const bool in_exec = memory.size != 0 && memory.code_end == 0;  // which is the last that an exec fills in
+    if (!in_exec && memory.environment_begin == memory.environment_end) return "";
+    ::usleep(100);
+  }
+  return "";
+}
 
 // The child's side, between fork and exec. Never returns; a failure travels back through the pipe.
 [[noreturn]] void become(const Command& command, char* const* argv, char* const* envp, int report) {
@@ -107,7 +147,7 @@ std::vector<pid_t> processes_with(const std::string& name, const std::string& va
   while (dirent* entry = ::readdir(folder)) {
     pid_t pid = std::atoi(entry->d_name);
     if (pid <= 0 || pid == ::getpid()) continue;
-    std::string environment = read_proc_file(fmt::format("/proc/{}/environ", pid));
+    std::string environment = environment_of(pid);
     // A zombie has no environment left, so only live processes match.
     std::string_view rest = environment;
     while (!rest.empty()) {
@@ -152,8 +192,8 @@ std::vector<pid_t> descendants_of(pid_t pid) {
 }
 
 std::string variable_of(pid_t pid, const std::string& name) {
-  std::ifstream file(fmt::format("/proc/{}/environ", pid), std::ios::binary);
-  for (std::string entry; std::getline(file, entry, '\0');) {
+  std::istringstream environment(environment_of(pid));
+  for (std::string entry; std::getline(environment, entry, '\0');) {
     if (entry.rfind(name + "=", 0) == 0) return entry.substr(name.size() + 1);
   }
   return "";

@@ -1,6 +1,7 @@
 #include "ddip/agent/process.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
@@ -180,6 +181,24 @@ TEST(Process, processes_are_found_by_the_whole_value_of_their_marker) {
   wait_dead(ours);
   EXPECT_EQ(processes_with("PROCESS_TEST", marker), std::vector<pid_t>{}) << "a zombie is no process";
   for (pid_t pid : {ours, longer, other}) ::waitpid(pid, nullptr, 0);
+}
+
+TEST(Process, one_that_becomes_another_program_all_the_time_is_seen_by_every_look) {
+  std::string marker = unique_marker();
+  const std::string again = "exec /bin/sh -c \"$0\" \"$0\"";
+  Command command{.argv = {"/bin/sh", "-c", again, again}, .environment = {{"PROCESS_TEST", marker}}};
+  // Read in one call or not at all: what comes after the first page would be of another program.
+  for (int number = 0; number < 100; ++number) command.environment[fmt::format("A{}", number)] = std::string(100, 'a');
+  pid_t pid = start(command);
+  int missed = 0, unknown = 0;
+  for (int look = 0; look < 300; ++look) {
+    missed += processes_with("PROCESS_TEST", marker) != std::vector<pid_t>{pid};
+    unknown += variable_of(pid, "PROCESS_TEST") != marker;
+  }
+  EXPECT_EQ(missed, 0);
+  EXPECT_EQ(unknown, 0);
+  ::kill(pid, SIGKILL);
+  ::waitpid(pid, nullptr, 0);
 }
 
 TEST(Process, sweep_kills_all_with_the_marker_their_children_too_and_spares_the_rest) {
