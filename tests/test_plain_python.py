@@ -38,6 +38,10 @@ def test_cells_share_variables_print_values_and_report_errors_without_ipython(st
             except ddip.RankError as error:
                 print(error.ranks, "boom" in error.tracebacks[0], "in f" in error.tracebacks[0], "/ddip/worker/" in error.tracebacks[0])
             try:
+                group.run("import ddip, torch\\nddip.Pipeline([], loss=None, optimizer=None)")
+            except ddip.RankError as error:
+                print(error.tracebacks[0].count(", line "))
+            try:
                 group.run("this is no Python")
             except ddip.RankError as error:
                 print("SyntaxError" in error.tracebacks[0])
@@ -47,7 +51,7 @@ def test_cells_share_variables_print_values_and_report_errors_without_ipython(st
     lines = said.splitlines()
     assert lines[0] == "42 42"
     assert lines[1].endswith("] True True False")
-    assert lines[2:] == ["True", "False"]
+    assert lines[2:] == ["1", "True", "False"]
 
 
 def test_completion_and_inspection_work_without_ipython() -> None:

@@ -541,7 +541,7 @@ class Pipeline:
             self.policies[index] = policy
             apart = self._is_stale(index) or "spectrain" in self.policy_name
             weights = native.Weights(list(trained.values()), list(trained), apart)
-            stepping = Stepping(weights, list(trained), optimizer, scheduler)
+            stepping = Stepping(weights, list(trained), optimizer, scheduler, stage.name)
             self.steppings[index] = stepping
             stage.versions = native.Versions(
                 weights,

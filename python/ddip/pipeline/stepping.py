@@ -85,10 +85,15 @@ def stays(option: Any) -> bool:
 
 
 class Stepping:
-    """One stage's. `weights`: its flat memory."""
+    """One stage's. `weights`: its flat memory; `stage`: its name, for people."""
 
     def __init__(
-        self, weights: Any, names: list[str], make_optimizer: MakeOptimizer, make_scheduler: MakeScheduler | None
+        self,
+        weights: Any,
+        names: list[str],
+        make_optimizer: MakeOptimizer,
+        make_scheduler: MakeScheduler | None,
+        stage: str,
     ) -> None:
         self.weights, self.names = weights, names
         self.noted: list[
@@ -100,7 +105,7 @@ class Stepping:
         self.optimizer = make_optimizer(self.masters) if self.masters else None
         self.rule = rule_of(self.optimizer) if self.optimizer else "sgd"
         if self.optimizer:
-            self._refuse_other_parameters()
+            self._refuse_other_parameters(stage)
             self._refuse_lbfgs()
         self.scheduler = scheduler_of(make_scheduler, self.optimizer) if make_scheduler and self.optimizer else None
         self.future = Future(self.optimizer, make_scheduler) if self.scheduler else None
@@ -118,13 +123,13 @@ class Stepping:
         self._described: list[Any] = []
         self._moments_are_known = False
 
-    def _refuse_other_parameters(self) -> None:
+    def _refuse_other_parameters(self, stage: str) -> None:
         assert self.optimizer
         ours = {id(master) for master in self.masters}
         for group in self.optimizer.param_groups:
             if any(id(parameter) not in ours for parameter in group["params"]):
                 raise ConfigError(
-                    "optimizer= was given a stage's parameters and took others; use those it is called with"
+                    f"optimizer= was given the parameters of {stage} and took others; use those it is called with"
                 )
             if group.get("amsgrad"):
                 raise ConfigError("amsgrad=True is not supported in a pipeline: its maximum cannot be predicted")
@@ -132,7 +137,7 @@ class Stepping:
         for name, master in zip(self.names, self.masters, strict=True):
             if id(master) not in taken:
                 raise ConfigError(
-                    f"optimizer= leaves out {name!r}; freeze what is not to be trained (requires_grad_(False))"
+                    f"optimizer= leaves out {name!r} of {stage}; freeze what is not to be trained (requires_grad_(False))"
                 )
 
     def _refuse_lbfgs(self) -> None:

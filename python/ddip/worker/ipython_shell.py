@@ -17,6 +17,7 @@ from traitlets.config import Config
 from ddip.colours import without_colours
 from ddip.worker import shell as plain
 from ddip.worker import streams
+from ddip.worker.users_frames import users_frames
 
 # Of its JSON text, escapes and all: the coordinator writes it so, and that must fit into a frame.
 LARGEST_DISPLAY = 8 << 20
@@ -181,7 +182,7 @@ class RankShell(InteractiveShell):
     showsyntaxerror = showtraceback
 
     def format_error(self, error: BaseException) -> str:
-        frames = users_frames(error.__traceback__)
+        frames = users_frames(error)
         kind = type(error)
         sys.last_type, sys.last_value, sys.last_traceback = kind, error, frames  # for %debug and %tb
         if isinstance(error, SyntaxError):
@@ -214,24 +215,6 @@ class RankShell(InteractiveShell):
         text = page["text/plain"] if isinstance(page, dict) else page
         text = "\n".join(text.splitlines()[start:])
         print(text if self.colours else without_colours(text))
-
-
-def users_frames(frames: Any) -> Any:
-    """Without those of ours and of IPython's own at both ends; the user's code is between them."""
-    while frames is not None and is_ours(frames.tb_frame.f_code.co_filename):
-        frames = frames.tb_next
-    last, frame = frames, frames
-    while frame is not None:
-        if not is_ours(frame.tb_frame.f_code.co_filename):
-            last = frame
-        frame = frame.tb_next
-    if last is not None:
-        last.tb_next = None
-    return frames
-
-
-def is_ours(name: str) -> bool:
-    return "/ddip/worker/" in name or "/IPython/core/" in name
 
 
 def outcome_of(result: Any) -> plain.Outcome:

@@ -10,6 +10,8 @@ import types
 from dataclasses import dataclass
 from typing import Any
 
+from ddip.worker.users_frames import users_frames
+
 _shell: Any = None  # IPython's; None where it is not installed
 _created = False
 
@@ -98,10 +100,7 @@ def format_error(error: BaseException) -> str:
     # An interrupt's traceback is wanted at once, and nobody studies it.
     if _shell is not None and not isinstance(error, KeyboardInterrupt):
         return str(_shell.format_error(error))
-    frames = error.__traceback__
-    while frames is not None and "/ddip/worker/" in frames.tb_frame.f_code.co_filename:
-        frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+    return "".join(traceback.format_exception(type(error), error, users_frames(error) or error.__traceback__))
 
 
 def complete(code: str, cursor: int) -> dict[str, Any]:
