@@ -115,7 +115,7 @@ def test_a_pipeline_that_nobody_holds_is_gone_with_all_it_had(two: ddip.Group, t
         "before = threads()\n"
         f"pipe = p.pipe_of(p.mlp(2), {options})\n"
         "pipe.run(p.data(3, 12)); pipe.evaluate(p.data(1, 12)); pipe.stage(0); pipe.state_dict()\n"
-        "parts = [pipe, pipe._executor, *pipe._stages, *pipe.versions.values(), *pipe.steppings.values()]\n"
+        "parts = [pipe, pipe._executor, *pipe.native_stages, *pipe.versions.values(), *pipe.steppings.values()]\n"
         "held = [weakref.ref(part) for part in parts]\n"
         "gc.collect(); gc.disable()\n"
         "del pipe, parts\n"  # at once: its memory on a GPU must be gone on all ranks when the next one is made

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import math
 import uuid
 import warnings
@@ -14,7 +13,6 @@ from typing import Any
 
 import torch
 
-import ddip
 from ddip.communicators import comm, engine
 from ddip.errors import ConfigError
 from ddip.pipeline import saving
@@ -26,19 +24,21 @@ from ddip.pipeline.arguments import (
     refuse_other_stages,
     refuse_what_cannot_be_called,
 )
-from ddip.pipeline.auxiliary import taken
 from ddip.pipeline.batches import Batches
 from ddip.pipeline.cutting import Cut, cut
 from ddip.pipeline.live import Watch
-from ddip.pipeline.memory import Activations, memory_of
+from ddip.pipeline.memory import Activations
 from ddip.pipeline.metrics import Metric, Metrics
 from ddip.pipeline.modes import evaluating, make_train
 from ddip.pipeline.parts import Split, edges_of, parts_of
+from ddip.pipeline.policy_choice import chosen_policy
 from ddip.pipeline.rates import MakeScheduler
-from ddip.pipeline.report import Gap, Report, on_one_clock, rows_of, share_of_run, this_machine, times_of
-from ddip.pipeline.stage_calls import StageCalls, weakly
+from ddip.pipeline.report import Report
+from ddip.pipeline.run_report import report_of
+from ddip.pipeline.stage_calls import StageCalls
+from ddip.pipeline.stage_making import made_stage
 from ddip.pipeline.stage_view import StageView, look_at, set_rate
-from ddip.pipeline.stepping import MakeOptimizer, Stepping, group_of, rule_of
+from ddip.pipeline.stepping import MakeOptimizer, Stepping
 from ddip.pipeline.textbook_policies import checked_options
 from ddip.pipeline.tying import aliases, tie_stages
 from ddip.pipeline.writer import STOPPED, Writer
@@ -134,7 +134,7 @@ class Pipeline:
             needs = "partition=" if partition is not None else "leaves="
             raise ConfigError(f"{needs} needs example=, the inputs of one micro-batch")
         self.parts = parts_of(model, stages if stages is not None else self.width)
-        self._kinds = [type(part.module).__name__ for part in self.parts]  # for people
+        self.kinds = [type(part.module).__name__ for part in self.parts]  # for people
         self.ties = tie_stages(self.parts)
         self.modules = [part.module for part in self.parts]
         self.placement = list(placement) if placement else [i % self.width for i in range(len(self.modules))]
@@ -178,22 +178,23 @@ class Pipeline:
         enough = max(8, 3 * accumulate // max(micro_batches, 1) + 1)
         self.plan = self.plan_of(enough + warmup + (switch_at or 0))
         self.notes: list[str] = list(self.plan.notes)  # what was asked for and is not so, for people
-        self.policy_name = self._choose_policy(staleness, optimizer)
+        self.policy_name, notes = chosen_policy(staleness, schedule, optimizer, self.modules, self.is_stale())
+        self.notes += notes
         self.policy_options = checked_options(self.policy_name, staleness_options or {})
-        needs = self._make_policy().needs(native.StageOptimizer())
+        needs = self.make_policy().needs(native.StageOptimizer())
         self.request.update(predicts=needs.forward_weights, stashes=needs.stash)
-        if precision != "fp32" and self._is_stale() and not needs.stash and not recompute:
+        if precision != "fp32" and self.is_stale() and not needs.stash and not recompute:
             recompute = True
             self.notes.append("recompute=True: under autocast a kept graph would use the weights of its forward")
         self.micro_batches_done = 0  # in earlier runs
         self._trained = [{name for name, p in module.named_parameters() if p.requires_grad} for module in self.modules]
         self._whole = True  # no run was stopped or has failed since the replicas were equal
         self.policies: dict[int, Any] = {}
-        self._calls: dict[int, StageCalls] = {}
+        self.calls: dict[int, StageCalls] = {}
         self.steppings: dict[int, Stepping] = {}
         self.versions: dict[int, Any] = {}
-        self._stages = [
-            self._make_stage(index, optimizer, scheduler, clip, recompute)
+        self.native_stages = [
+            made_stage(self, index, optimizer, scheduler, clip, recompute)
             for index, rank in enumerate(self.placement)
             if rank == self.place
         ]
@@ -203,7 +204,7 @@ class Pipeline:
 
     def _make_executor(self) -> Any:
         return engine().Executor(
-            self.ranks, self._stages, self.edges, self.placement, [max(2, frames) for frames in self.plan.capacity],
+            self.ranks, self.native_stages, self.edges, self.placement, [max(2, frames) for frames in self.plan.capacity],
             replicas=self.replicas, global_norm=self.clipping == "global", norm_delay=self.norm_delay,
             norm_ranks=sorted({self.placement[index] for index in range(len(self.modules)) if self.trained_elements(index)}),
         )  # fmt: skip
@@ -261,9 +262,9 @@ class Pipeline:
         for _, _, ends in everybody:
             self._end_ledger(ends)
         source.start()
-        for index in {0, len(self.modules) - 1} & set(self._calls):
-            self._calls[index].begin(source, metrics)
-        for calls in self._calls.values():
+        for index in {0, len(self.modules) - 1} & set(self.calls):
+            self.calls[index].begin(source, metrics)
+        for calls in self.calls.values():
             calls.activations.begin()
         if len(source) == 0:
             return Report([], [], 0.0, [], metrics.means(self.ranks), is_evaluation=not training)
@@ -285,9 +286,9 @@ class Pipeline:
             self._note(f"stage {index}: its backward is not split, because {node} computes both parts at once")
         if training:
             self.micro_batches_done += len(source) * self.micro_batches
-        report = self._report(record, len(source), training, metrics)
+        report = report_of(self, record, len(source), training, metrics)
         for index in record.unreached:
-            self._warn(
+            self.warn(
                 f"stage {index} has not been trained: its output, or that of a stage behind it, has no graph "
                 "(.detach(), torch.no_grad() or .item() in a forward?)"
             )
@@ -308,7 +309,7 @@ class Pipeline:
         finally:
             for stepping in self.steppings.values():
                 stepping.whole.end()
-            for calls in self._calls.values():
+            for calls in self.calls.values():
                 calls.end()
         self._whole = True
         return record
@@ -334,11 +335,11 @@ class Pipeline:
     def _end_ledger(self, before: str) -> None:
         """`before`: a run of which not everything is known, so that nothing after it could be replayed. All ranks; nothing: it goes on."""
         if self._writer and before:
-            self._warn(f"ledger={str(self._writer.path)!r} ends before {before}")
+            self.warn(f"ledger={str(self._writer.path)!r} ends before {before}")
             self._writer.close()
             self._writer = None
 
-    def _warn(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         if text not in self.notes:
             warnings.warn(text, stacklevel=4)
         self._note(text)
@@ -362,39 +363,11 @@ class Pipeline:
             ).encode()
         ).hexdigest()
 
-    def _report(self, record: Any, batches: int, training: bool, metrics: Metrics) -> Report:
-        times = [times_of(record, stage.index, self.ranks.rank) for stage in self._stages]
-        for one, stage in zip(times, self._stages, strict=True):
-            if training and stage.gaps:
-                one.gap = Gap(stage.gaps.means.moved, stage.gaps.means.error)
-            one.memory, one.copies_kept = memory_of(self, one.stage, record.actions)
-        clocked = rows_of(record, self.ranks.rank, self.replica), record.start, this_machine()
-        everything = gather_objects((times, record.losses, clocked), self.ranks)
-        sums, counts = [0.0] * batches, [0.0] * batches
-        for _, found, _ in everything:
-            for micro_batch, loss, count in found:
-                sums[micro_batch // self.micro_batches] += loss
-                counts[micro_batch // self.micro_batches] += count
-        for batch, (total, count) in enumerate(zip(sums, counts, strict=True)):
-            if training and count and not math.isfinite(total):
-                self._warn(
-                    f"the loss is {total} from batch {batch} of a run on: weights are no numbers any more, or will be"
-                )
-                break
-        stages = sorted((one for times, _, _ in everything for one in times), key=lambda one: one.stage)
-        trace = on_one_clock([clocked for _, _, clocked in everything])
-        seconds = max(trace.column("end"), default=0.0)
-        share_of_run(stages, seconds)
-        return Report(
-            [total / count if count else math.nan for total, count in zip(sums, counts, strict=True)],
-            stages, seconds, trace, metrics.means(self.ranks), counts, not training,
-        )  # fmt: skip
-
     def recomputes(self, index: int) -> bool:
-        return next(bool(stage.recompute) for stage in self._stages if stage.index == index)
+        return next(bool(stage.recompute) for stage in self.native_stages if stage.index == index)
 
     def activations(self, index: int) -> Activations:
-        return self._calls[index].activations
+        return self.calls[index].activations
 
     # --- the weights
 
@@ -403,7 +376,7 @@ class Pipeline:
         "0.weight", …"""
         self.follow_rebuild()
         mine: dict[str, torch.Tensor] = {}
-        for stage in self._stages:
+        for stage in self.native_stages:
             for name, tensor in self.stage_state_dict(stage.index).items():
                 mine[self.parts[stage.index].name_of(name)] = tensor
         whole: dict[str, torch.Tensor] = {}
@@ -429,7 +402,7 @@ class Pipeline:
     @property
     def mine(self) -> list[int]:
         """This rank's stages."""
-        return [stage.index for stage in self._stages]
+        return [stage.index for stage in self.native_stages]
 
     def save(self, path: str | Path) -> None:
         """Weights, optimizers, policies: everything that a later run needs. All ranks call it."""
@@ -471,7 +444,7 @@ class Pipeline:
 
     # --- making
 
-    def _is_stale(self, stage: int | None = None) -> bool:
+    def is_stale(self, stage: int | None = None) -> bool:
         """Whether a forward of this stage, or of any, reads weights that are old at its backward."""
         return any(
             action.staleness
@@ -480,98 +453,5 @@ class Pipeline:
             if stage is None or action.stage == stage
         )
 
-    def _choose_policy(self, staleness: str, optimizer: MakeOptimizer) -> str:
-        """Also looks whether schedule, policy and optimizer go together."""
-        native = engine()
-        trained = ([p for p in module.parameters() if p.requires_grad] for module in self.modules)
-        example = optimizer(next(filter(None, trained), [torch.nn.Parameter(torch.zeros(1))]))
-        rule = rule_of(example)
-        name = staleness
-        if staleness == "auto":
-            name = (
-                "none" if not self._is_stale() else str(native.auto_policy(native.rule_of(rule))) if rule else "stash"
-            )
-            if native.schedule_takes(self.request["schedule"], name)[0] == native.Fit.refused:
-                name = "none"  # 2bw and paci say by themselves which weights are read
-        described = native.StageOptimizer(
-            rule=native.rule_of(rule) if rule else native.Rule.other,
-            groups=[group_of(group) for group in example.param_groups],
-        )
-        for fit, why in (
-            native.schedule_takes(self.request["schedule"], name),
-            native.optimizer_takes(described, name),
-        ):
-            if fit == native.Fit.refused:
-                raise ConfigError(f"staleness={name!r}: {why}")
-            if why:
-                self.notes.append(f"staleness={name!r}: {why}")
-        return "stash" if self.request["schedule"] == "2bw" else name  # its backwards read what their forwards did
-
-    def _make_policy(self) -> Any:
+    def make_policy(self) -> Any:
         return engine().make_policy(self.policy_name, **self.policy_options)
-
-    def _device_of(self, index: int) -> torch.device:
-        """Where its tensors are. A stage that has none computes where others of this rank do."""
-        here = [other for other, rank in enumerate(self.placement) if rank == self.place]
-        for asked in (index, *here):
-            for tensor in itertools.chain(self.modules[asked].parameters(), self.modules[asked].buffers()):
-                return tensor.device
-        elsewhere = (tensor.device for module in self.modules for tensor in module.parameters())
-        return ddip.device() if any(place.type == "cuda" for place in elsewhere) else torch.device("cpu")
-
-    def _make_stage(
-        self,
-        index: int,
-        optimizer: MakeOptimizer,
-        scheduler: MakeScheduler | None,
-        clip: float | None,
-        recompute: bool | None,
-    ) -> Any:
-        native = engine()
-        module = self.modules[index]
-        last = index == len(self.modules) - 1
-        stage = native.Stage()
-        stage.index = index
-        stage.name = f"stage {index} ({self._kinds[index]})"
-        stage.incoming = [number for number, (_, to) in enumerate(self.edges) if to == index]
-        stage.outgoing = [number for number, (start, _) in enumerate(self.edges) if start == index]
-        trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-        if trained:
-            policy = self._make_policy()
-            self.policies[index] = policy
-            apart = self._is_stale(index) or "spectrain" in self.policy_name
-            weights = native.Weights(list(trained.values()), list(trained), apart)
-            stepping = Stepping(weights, list(trained), optimizer, scheduler, stage.name)
-            self.steppings[index] = stepping
-            stage.versions = native.Versions(
-                weights,
-                policy,
-                weakly(stepping.state),
-                weakly(stepping.rates),
-                weakly(stepping.step),
-                weakly(stepping.stepped),
-                index,
-                len(self.modules),
-            )
-            self.versions[index] = stage.versions
-            stage.gaps = native.Gaps() if self.gaps else None
-        stage.device = self._device_of(index)
-        stage.recompute = bool(recompute) and not last
-        stage.clip = clip or 0.0
-        stage.clip_share = self.clip_share(index)
-        if self.clipping == "proportional":
-            stage.clip *= stage.clip_share
-
-        calls = StageCalls(
-            stage.name, self.parts[index], stage.device, self.precision, Activations(module, stage.recompute)
-        )
-        self._calls[index] = calls
-        stage.forward = weakly(calls.forward)
-        stage.auxiliary_losses = taken
-        stage.buffers = weakly(calls.buffers)
-        if index == 0 or last:
-            stage.input = weakly(calls.sample)
-        if last:
-            calls.is_last, calls.loss_of = True, self.loss
-            stage.loss = weakly(calls.loss)
-        return stage

@@ -1,0 +1,42 @@
+"""Which staleness policy a pipeline has, and whether it goes together with its schedule and its optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ddip.communicators import engine
+from ddip.errors import ConfigError
+from ddip.pipeline.stepping import MakeOptimizer, group_of, rule_of
+
+
+def chosen_policy(
+    staleness: str, schedule: str, optimizer: MakeOptimizer, modules: Sequence[torch.nn.Module], is_stale: bool
+) -> tuple[str, list[str]]:
+    """Its name, and what people should know of it. `is_stale`: some forward reads weights that are old at its backward."""
+    native = engine()
+    trained = ([p for p in module.parameters() if p.requires_grad] for module in modules)
+    example = optimizer(next(filter(None, trained), [torch.nn.Parameter(torch.zeros(1))]))
+    rule = rule_of(example)
+    name = automatic(rule, schedule, is_stale) if staleness == "auto" else staleness
+    described = native.StageOptimizer(
+        rule=native.rule_of(rule) if rule else native.Rule.other,
+        groups=[group_of(group) for group in example.param_groups],
+    )
+    notes = []
+    for fit, why in (native.schedule_takes(schedule, name), native.optimizer_takes(described, name)):
+        if fit == native.Fit.refused:
+            raise ConfigError(f"staleness={name!r}: {why}")
+        if why:
+            notes.append(f"staleness={name!r}: {why}")
+    return "stash" if schedule == "2bw" else name, notes  # its backwards read what their forwards did
+
+
+def automatic(rule: str | None, schedule: str, is_stale: bool) -> str:
+    native = engine()
+    if not is_stale:
+        return "none"
+    name = str(native.auto_policy(native.rule_of(rule))) if rule else "stash"
+    refused = native.schedule_takes(schedule, name)[0] == native.Fit.refused
+    return "none" if refused else name  # 2bw and paci say by themselves which weights are read

@@ -1,0 +1,44 @@
+"""The report of a run, made of what every rank has recorded."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from ddip.pipeline.memory import memory_of
+from ddip.pipeline.metrics import Metrics
+from ddip.pipeline.report import Gap, Report, on_one_clock, rows_of, share_of_run, this_machine, times_of
+from ddip.replicas import gather_objects
+
+if TYPE_CHECKING:
+    from ddip.pipeline.front import Pipeline
+
+
+def report_of(pipe: Pipeline, record: Any, batches: int, training: bool, metrics: Metrics) -> Report:
+    """All ranks call it, each with its own record."""
+    times = [times_of(record, stage.index, pipe.ranks.rank) for stage in pipe.native_stages]
+    for one, stage in zip(times, pipe.native_stages, strict=True):
+        if training and stage.gaps:
+            one.gap = Gap(stage.gaps.means.moved, stage.gaps.means.error)
+        one.memory, one.copies_kept = memory_of(pipe, one.stage, record.actions)
+    clocked = rows_of(record, pipe.ranks.rank, pipe.replica), record.start, this_machine()
+    everything = gather_objects((times, record.losses, clocked), pipe.ranks)
+    sums, counts = [0.0] * batches, [0.0] * batches
+    for _, found, _ in everything:
+        for micro_batch, loss, count in found:
+            sums[micro_batch // pipe.micro_batches] += loss
+            counts[micro_batch // pipe.micro_batches] += count
+    for batch, (total, count) in enumerate(zip(sums, counts, strict=True)):
+        if training and count and not math.isfinite(total):
+            pipe.warn(
+                f"the loss is {total} from batch {batch} of a run on: weights are no numbers any more, or will be"
+            )
+            break
+    stages = sorted((one for times, _, _ in everything for one in times), key=lambda one: one.stage)
+    trace = on_one_clock([clocked for _, _, clocked in everything])
+    seconds = max(trace.column("end"), default=0.0)
+    share_of_run(stages, seconds)
+    return Report(
+        [total / count if count else math.nan for total, count in zip(sums, counts, strict=True)],
+        stages, seconds, trace, metrics.means(pipe.ranks), counts, not training,
+    )  # fmt: skip
