@@ -185,8 +185,9 @@ TEST(Process, processes_are_found_by_the_whole_value_of_their_marker) {
 
 TEST(Process, one_that_becomes_another_program_all_the_time_is_seen_by_every_look) {
   std::string marker = unique_marker();
-  const std::string again = "exec /bin/sh -c \"$0\" \"$0\"";
-  Command command{.argv = {"/bin/sh", "-c", again, again}, .environment = {{"PROCESS_TEST", marker}}};
+  const std::string again = "[ $1 -gt 0 ] && exec /bin/sh -c \"$0\" \"$0\" $(($1 - 1))";
+  // Some ten seconds of it, should nobody live to end it.
+  Command command{.argv = {"/bin/sh", "-c", again, again, "20000"}, .environment = {{"PROCESS_TEST", marker}}};
   // Read in one call or not at all: what comes after the first page would be of another program.
   for (int number = 0; number < 100; ++number) command.environment[fmt::format("A{}", number)] = std::string(100, 'a');
   pid_t pid = start(command);
