@@ -40,7 +40,7 @@ def on_gpu(stage: Any, places: tuple[int, ...]) -> Any:
         rule=stage.rule,
         groups=stage.groups,
         steps=stage.steps,
-        mu_product=stage.mu_product,
+        mu_products=stage.mu_products,
         weights=placed(stage.weights, places[0]),
         velocity=placed(stage.velocity, places[1]),
         second=placed(stage.second, places[2]),

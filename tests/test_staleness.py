@@ -117,7 +117,7 @@ class Lab:
             rule=engine.rule_of(self.rule),
             groups=groups,
             steps=int(state["step"]) if "step" in state else getattr(self, "steps_done", 0),
-            mu_product=float(state["mu_product"]) if "mu_product" in state else 1.0,
+            mu_products=[float(state["mu_product"])] * len(groups) if "mu_product" in state else [],
             weights=self.flat(),
             velocity=self.state("momentum_buffer" if self.rule == "sgd" else "exp_avg"),
             second=self.state("exp_avg_sq"),
@@ -309,7 +309,7 @@ def adaptive_by_formula(lab: Lab, moment: Any, *, with_pending: bool) -> Any:
     stage, parts = lab.stage(), []
     for index, g in enumerate(stage.groups):
         w, m, u = (t[g.begin : g.end].clone() for t in (stage.weights, stage.velocity, stage.second))
-        t, rates, product = stage.steps, moment.rates[index], stage.mu_product
+        t, rates, product = stage.steps, moment.rates[index], (stage.mu_products or [1.0] * (index + 1))[index]
         s = 0.0
         if moment.pending is not None:
             phi = moment.pending[g.begin : g.end]

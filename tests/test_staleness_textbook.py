@@ -77,7 +77,7 @@ class Twins:
             rule=self.rule, groups=groups, steps=self.steps, weights=torch.cat(self.weights)
         )
         optimizer.velocity, optimizer.second = flat(first), flat([memory.second for memory in self.memories])
-        optimizer.mu_product = self.memories[0].mu_product.item()
+        optimizer.mu_products = [memory.mu_product.item() for memory in self.memories]
         return optimizer
 
 
@@ -91,9 +91,10 @@ def settings_of(name: str, rng: random.Random) -> dict[str, Any]:
             "nesterov": nesterov,
             "dampening": 0.0 if nesterov else rng.choice([0.0, 0.3]),
         }
-    settings |= {"betas": (0.9, rng.choice([0.95, 0.999])), "eps": 1e-8}
-    # One β₁ and ψ for all groups: their μ's product is one number of the stage.
-    return {**settings, "decoupled_weight_decay": rng.random() < 0.5} if name == "nadam" else settings
+    settings |= {"betas": (rng.choice([0.8, 0.9]), rng.choice([0.95, 0.999])), "eps": 1e-8}
+    if name == "nadam":
+        settings |= {"decoupled_weight_decay": rng.random() < 0.5, "momentum_decay": rng.choice([0.004, 0.1])}
+    return settings
 
 
 CASES = [

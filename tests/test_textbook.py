@@ -103,7 +103,9 @@ def warmed(
 
 
 def copy_of(memory: Memory) -> Memory:
-    return Memory(**{key: None if value is None else value.clone() for key, value in vars(memory).items()})
+    return Memory(
+        **{key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in vars(memory).items()}
+    )
 
 
 def really(
@@ -166,7 +168,9 @@ def test_how_far_the_frozen_second_moment_is_off() -> None:
 
 
 def as_double(memory: Memory) -> Memory:
-    return Memory(**{key: None if value is None else value.double() for key, value in vars(memory).items()})
+    return Memory(
+        **{key: value.double() if isinstance(value, torch.Tensor) else value for key, value in vars(memory).items()}
+    )
 
 
 @pytest.mark.parametrize("name", ["adam", "nadam"])

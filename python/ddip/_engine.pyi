@@ -469,7 +469,7 @@ class StageMoment:
 
 class StageOptimizer:
     groups: list[StageGroup]
-    mu_product: float
+    mu_products: list[float]
     rule: Rule
     second: torch.Tensor | None
     steps: int
@@ -571,6 +571,8 @@ class Weights:
     def masters(self) -> list[torch.Tensor]: ...
     @property
     def truth(self) -> torch.Tensor: ...
+    @property
+    def unreached(self) -> list[int]: ...
 
 def are_equal(ranks: Communicator, tensors: collections.abc.Sequence[torch.Tensor]) -> list[bool]: ...
 def auto_policy(rule: Rule) -> str: ...

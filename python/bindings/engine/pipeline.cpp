@@ -61,6 +61,7 @@ void bind_weights(py::module_& module) {
       .def_property_readonly("truth", &Weights::truth)
       .def_property_readonly("apart", &Weights::apart)
       .def_property_readonly("begins", &Weights::begins)
+      .def_property_readonly("unreached", &Weights::unreached)
       .def("show", &Weights::show, py::arg("flat"))
       .def("slices", &Weights::slices, py::arg("flat"));
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from ddip.pipeline.auxiliary import taken
 from ddip.pipeline.borders import floats_in, with_tensors
 from ddip.pipeline.ledger import Json
 from ddip.pipeline.seeds import seed_of, seeded
-from ddip.pipeline.textbook_corrections import GapAware, PipeMare, spike_of
+from ddip.pipeline.textbook_corrections import GapAware, PipeMare, spike_of, standing_still
 from ddip.pipeline.textbook_optimizers import Group, Memory, Spike, group_of, stepped
 from ddip.pipeline.textbook_policies import check_policy, options_of, parts_of, predictor_in
 from ddip.pipeline.textbook_predictions import Partial, predicted
@@ -99,6 +99,7 @@ class Stage:
         self.flights: dict[int, Flight] = {}
         self.pending: dict[int, Found] = {}  # gradients since the last step, in the order in which they came
         self.samples: dict[int, float] = {}  # what each pending gradient counts for
+        self.reached: dict[int, set[str]] = {}  # which weights each backward had a gradient for
         self.loss_scale = 1.0
         self.norms: list[float] = []  # of each step's gradient, before it was clipped
         self.forwards = 0
@@ -184,6 +185,7 @@ class Stage:
         if pairs and wanted:
             found = torch.autograd.grad([y for y, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
         of_inputs, of_weights = list(found[: len(flight.inputs)]), found[len(flight.inputs) :]
+        self.reached[micro_batch] = {name for name, g in zip(self.trained, of_weights, strict=True) if g is not None}
         return of_inputs, self.scaled_by_gap(dict(zip(self.trained, of_weights, strict=True)), flight.used)
 
     def scaled_by_gap(self, gradient: Found, used: Weights) -> Found:
@@ -252,11 +254,26 @@ class Stage:
         for group, rates in zip(self.groups, said["rates"], strict=True):
             for name in group.parameters:
                 result[name] = predicted(
-                    self.predictor, group, self.weights[name], self.memory[name], self.steps, rates,
+                    self.predictor, group, self.weights[name], self._known_of(group, name), self.steps, rates,
                     self._partial(partial, group, name), said.get("distance", 0),
                     self.options.get("second_decays", False),
                 )  # fmt: skip
         return result
+
+    def _known_of(self, group: Group, name: str) -> Memory:
+        """A parameter that has not stepped yet, beside others that have, counts as one that stands still. NAdam's product is that of
+        the group's parameter that has stepped most often."""
+        own = self.memory[name]
+        most = max((self.memory[other] for other in group.parameters), key=lambda memory: memory.steps)
+        known = replace(own, mu_product=most.mu_product)
+        if own.has_moved or (group.name == "sgd" and group.momentum == 0):
+            return known
+        others, still = self.memory.values(), torch.zeros_like(self.weights[name])
+        if any(other.velocity is not None for other in others):
+            known.velocity = still
+        if any(other.first is not None for other in others):
+            known.first, known.second = still, still
+        return known
 
     def _partial(self, micro_batches: list[int], group: Group, name: str) -> Partial | None:
         if not micro_batches:
@@ -291,11 +308,16 @@ class Stage:
             self.norms.append(_norm([gradient[name] for name in self.trained]))
             self.clip_by(self.norms[-1] if norm is None else norm, gradient)
         old, new = self.weights, dict(self.weights)
+        reached = set().union(*(self.reached[k] for k in micro_batches))
         for group, scheduled, spike in zip(self.groups, rates, self.spikes, strict=True):
             rate = self._rate(scheduled, share)
             for name in group.parameters:
                 memory = self.memory[name]
-                new[name] = stepped(group, old[name], gradient[name], memory, self.steps + 1, rate, spike)
+                if name in reached:
+                    memory.steps += 1
+                    new[name] = stepped(group, old[name], gradient[name], memory, memory.steps, rate, spike)
+                else:
+                    memory = standing_still(group, old[name], gradient[name], memory)
                 if self.pipemare is not None:
                     self.pipemare.follow(name, old[name], new[name])
                 if self.gap_aware is not None:
@@ -326,6 +348,8 @@ class Stage:
     def _go_on(self, weights: Weights) -> None:
         self.version += 1
         self.versions[self.version] = weights
+        for k in self.pending:
+            del self.reached[k]
         self.pending.clear()
         self.samples.clear()
 

@@ -122,6 +122,8 @@ class Stepping:
         self._values: list[list[Any]] = []  # the same, as they were then
         self._described: list[Any] = []
         self._moments_are_known = False
+        self._waiting = set(range(len(self.masters)))  # parameters that have not stepped yet
+        self._uneven = False  # some have stepped more often than others
 
     def _refuse_other_parameters(self, stage: str) -> None:
         assert self.optimizer
@@ -173,13 +175,23 @@ class Stepping:
             native = engine()
             self._state = native.StageOptimizer(
                 rule=native.rule_of(self.rule) if self.rule else native.Rule.other, groups=self._described, steps=-1,
-                mu_product=1.0, weights=self.weights.truth, velocity=self.velocity, second=self.second,
+                mu_products=[], weights=self.weights.truth, velocity=self.velocity, second=self.second,
             )  # fmt: skip
         if self._state.steps != self.steps:
             self._state.steps = self.steps
             if self.rule == "nadam" and self.steps:
-                self._state.mu_product = float(self.optimizer.state[self.masters[0]]["mu_product"])  # type: ignore[union-attr]
+                self._state.mu_products = self._mu_products()
         return self._state
+
+    def _mu_products(self) -> list[float]:
+        """Of each slice's group: that of the parameter that has stepped most often."""
+        assert self.optimizer
+        found = []
+        for group, _, _ in self._runs:
+            states = [self.optimizer.state.get(master, {}) for master in self.groups[group]["params"]]
+            most = max(states, key=lambda state: float(state.get("step", 0))) if self._uneven else states[0]
+            found.append(float(most.get("mu_product", 1.0)))
+        return found
 
     def _describe(self, said: list[tuple[Any, ...]]) -> None:
         """What can be changed in place (a tensor, a list) is looked at each time."""
@@ -225,19 +237,31 @@ class Stepping:
     def _step(self, rates: list[float]) -> None:
         assert self.optimizer
         kept = [group["lr"] for group in self.groups]
-        gradient = hash_of([master.grad for master in self.masters if master.grad is not None]) if self.noted else ""
+        gradient = hash_of([master.grad for master in self.weights.masters]) if self.noted else ""
         for (group, _, _), rate in zip(self._runs, rates, strict=True):
             self.groups[group]["lr"] = rate
+        unreached = self.weights.unreached
+        for index in unreached:
+            self.masters[index].grad = None  # so that the optimizer leaves it as it is
         try:
             self.optimizer.step()
         finally:
+            for index in unreached:
+                self.masters[index].grad = self.weights.masters[index].grad
             for options, rate in zip(self.groups, kept, strict=True):
                 options["lr"] = rate
         self.steps += 1
+        self._follow(unreached)
         self._gather_moments()
         self._last = [float(rate) for rate in kept], gradient
         if self.scheduler:
             self.scheduler.step()
+
+    def _follow(self, unreached: list[int]) -> None:
+        self._uneven = self._uneven or bool(unreached)
+        if self._waiting and (first := self._waiting.difference(unreached)):
+            self._waiting -= first
+            self._moments_are_known = False  # they have got some
 
     def set_rate(self, rate: float) -> None:
         """From the next step on. What a scheduler makes of it later is scaled alike, also where that computes each rate from the
@@ -251,12 +275,25 @@ class Stepping:
     def restore(self, optimizer: dict[str, Any], steps: int, scheduler: dict[str, Any] | None) -> None:
         assert self.optimizer
         self.optimizer.load_state_dict(optimizer)
+        self._keep_products(optimizer)
         self.steps, self.velocity, self.second = steps, None, None
         self._state = None  # of other moments
+        self._uneven = True  # perhaps
         if steps:
             self._gather_moments()
         if self.scheduler and scheduler:
             self.scheduler.load_state_dict(scheduler)
+
+    def _keep_products(self, saved: dict[str, Any]) -> None:
+        """NAdam's are numbers of their own kind; torch loads them as numbers of the parameter's, and would round otherwise."""
+        assert self.optimizer
+        numbers = [number for group in saved["param_groups"] for number in group["params"]]
+        parameters = [parameter for group in self.groups for parameter in group["params"]]
+        for number, parameter in zip(numbers, parameters, strict=True):
+            product = saved["state"].get(number, {}).get("mu_product")
+            if product is not None:
+                state = self.optimizer.state[parameter]
+                state["mu_product"] = product.to(state["step"].device, copy=True)
 
     def stepped(self) -> bool:
         """The policy has had its part in the step, too. Whether a stop came meanwhile."""
@@ -280,7 +317,7 @@ class Stepping:
 
     def _gather(self, name: str) -> torch.Tensor | None:
         assert self.optimizer
-        parts = [self.optimizer.state[master].get(name) for master in self.masters]
+        parts = [self.optimizer.state.get(master, {}).get(name) for master in self.masters]
         if all(part is None for part in parts):
             return None
         flat = torch.zeros_like(self.weights.truth)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -77,6 +78,15 @@ class GapAware:
 def _in_units_of_the_rate(group: Group) -> bool:
     """torch's velocity is a gradient; Sutskever's and Adam's steps already have the rate inside."""
     return group.name == "sgd" and group.form == "torch"
+
+
+def standing_still(group: Group, weight: Tensor, gradient: Tensor, memory: Memory) -> Memory:
+    """What gap_aware sees of a parameter that a step had no gradient for: an old velocity, or a gradient of nothing but decay."""
+    pull = -gradient if group.maximize else gradient
+    if group.weight_decay != 0:
+        pull = pull.add(weight, alpha=group.weight_decay)
+    velocity = torch.zeros_like(weight) if memory.velocity is None else memory.velocity
+    return replace(memory, velocity=velocity, gradient=pull)
 
 
 def spike_of(group: Group, mean_staleness: float) -> Spike | None:

@@ -40,6 +40,7 @@ class Group:
 class Memory:
     """What the optimizer remembers about one parameter. Absent (None) before the first step."""
 
+    steps: int = 0  # that had a gradient for it
     velocity: Tensor | None = None
     first: Tensor | None = None
     second: Tensor | None = None

@@ -47,7 +47,7 @@ def predicted(policy: str, group: Group, weight: Tensor, memory: Memory, steps: 
         if policy == "msnag" and group.weight_decay == 0:
             return _along(weight, memory.velocity, _msnag_coefficient(group, rates))
         return _aggregated(group, weight, memory, rates, partial)
-    if steps == 0 or not rates:
+    if memory.first is None or not rates:
         return weight.clone()
     if policy == "aggmsnag":
         return _adam(group, weight, memory, steps, rates, partial, aggregated=True, decayed=False)

@@ -21,8 +21,11 @@ void Executor::step(const Action& action, Done& done) {
   Stage& here = stage(action.stage);
   if (!here.versions) return;
   Counts all = here.versions->summed();
-  if (arrangement_.replicas > 1)
-    all = sum_over_replicas(ring_of(here), here.versions->weights().gradients().flat(), all, poll_);
+  if (arrangement_.replicas > 1) {
+    Gradients& gradients = here.versions->weights().gradients();
+    all = sum_over_replicas(ring_of(here), gradients.flat(), all, poll_);
+    gradients.set_reached(all.reached);
+  }
   here.versions->divide(all.count);
   if (!norms_) return step(here, all, here.clip > 0 ? here.versions->norm() : std::optional<double>(), here.clip, done);
 

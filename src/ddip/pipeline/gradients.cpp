@@ -51,6 +51,7 @@ const at::Tensor& Gradients::flat() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     at::Tensor& gradient = parameters_[i].mutable_grad();
     if (gradient.defined()) {
+      reached_[i] = true;
       if (!gradient.is_same(places_[i])) move_to(places_[i], gradient);
     } else if (!zeroed_[i]) {
       places_[i].zero_();  // the first that comes will take this place
@@ -61,6 +62,11 @@ const at::Tensor& Gradients::flat() {
 }
 
 void Gradients::clear() {
+  set_aside();
+  reached_.assign(parameters_.size(), false);
+}
+
+void Gradients::set_aside() {
   for (const at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
   zeroed_.assign(parameters_.size(), false);
 }

@@ -26,13 +26,22 @@ class Gradients {
 
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
 
+  // By parameter: whether a gradient has come to it since the last step, as far as flat() has seen.
+  const std::vector<bool>& reached() const { return reached_; }
+  // What came to other replicas counts too.
+  void set_reached(const std::vector<bool>& reached) { reached_ = reached; }
+
+  // After a step.
   void clear();
+  // The sums begin anew within a step: somebody has them, and who was reached stays so.
+  void set_aside();
 
  private:
   const std::vector<at::Tensor> parameters_;
   const at::Tensor flat_;
   const std::vector<at::Tensor> places_;
-  std::vector<bool> zeroed_;  // places that nothing has come to since the last step
+  std::vector<bool> zeroed_;  // places that nothing has come to since the sums began
+  std::vector<bool> reached_;
 };
 
 }  // namespace ddip::pipeline

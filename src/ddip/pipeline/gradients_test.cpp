@@ -46,6 +46,20 @@ TEST_F(GradientsTest, AreSummedUntilCleared) {
   expect(0, 0);
 }
 
+TEST_F(GradientsTest, KnowWhoWasReachedSinceTheLastStep) {
+  gradients.flat();
+  EXPECT_EQ(gradients.reached(), (std::vector<bool>{false, false, false}));
+  a.sum().backward();
+  gradients.flat();
+  gradients.set_aside();
+  (b.sum() * 0).backward();  // a gradient that is zero is one
+  expect(0, 0);
+  EXPECT_EQ(gradients.reached(), (std::vector<bool>{true, true, false}));
+  gradients.clear();
+  gradients.flat();
+  EXPECT_EQ(gradients.reached(), (std::vector<bool>{false, false, false}));
+}
+
 TEST_F(GradientsTest, EachParameterBeginsWithItsOwnFirst) {
   a.sum().backward();
   expect(1, 0);

@@ -49,6 +49,46 @@ TEST(CppPipeline, evaluates_the_newest_weights_and_leaves_them) {
   });
 }
 
+// Its second layer is used if its first sample says so.
+struct SometimesImpl : torch::nn::Cloneable<SometimesImpl> {
+  SometimesImpl() { reset(); }
+  void reset() override {
+    extra = register_module("extra", torch::nn::Linear(6, 6));
+    body = register_module("body", torch::nn::Linear(6, 6));
+  }
+  at::Tensor forward(const at::Tensor& x) { return x[0][0].item<double>() > 0 ? body(x) + extra(x) : body(x); }
+  torch::nn::Linear extra{nullptr}, body{nullptr};
+};
+TORCH_MODULE(Sometimes);
+
+TEST(CppPipeline, what_a_step_has_no_gradient_for_stays_as_in_one_process) {
+  on_ranks(2, [&](const auto& ranks) {
+    const auto model = [] {
+      torch::manual_seed(2);
+      torch::nn::Sequential made(Sometimes(), torch::nn::Linear(6, 3));
+      made->to(at::kDouble);
+      return made;
+    };
+    Pairs batches = data(6, 12);
+    for (size_t i = 0; i < batches.size(); ++i) batches[i].first.select(1, 0).abs_().mul_(i == 2 || i == 5 ? 1 : -1);
+    const MakeOptimizer adamw = [](const std::vector<at::Tensor>& parameters) {
+      return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(0.01).weight_decay(0.1));
+    };
+    for (const std::string schedule : {"1f1b", "gpipe"}) {
+      Pipeline pipe(ranks, cut(model(), 2), mse, adamw, {.schedule = schedule, .micro_batches = 4});
+      pipe.run(batches);
+      require(furthest(in_one_process(model(), batches, adamw), pipe.state()) < 1e-12, schedule);
+    }
+    Pipeline ahead(ranks, cut(model(), 2), mse, adamw, {.staleness = "adamw", .micro_batches = 4});
+    ahead.run(Pairs(batches.begin(), batches.begin() + 2));
+    const State before = state_of(*model());
+    require(at::equal(ahead.state().at("0.extra.weight"), before.at("0.extra.weight")), "not used yet");
+    require(!at::equal(ahead.state().at("0.body.weight"), before.at("0.body.weight")), "which was used");
+    ahead.run(batches);
+    require(!at::equal(ahead.state().at("0.extra.weight"), before.at("0.extra.weight")), "used at last");
+  });
+}
+
 TEST(CppPipeline, a_model_is_cut_where_python_cuts_it) {
   on_ranks(1, [&](const auto&) {
     auto sizes = [](int layers, int stages) {

@@ -1,5 +1,7 @@
 #include "ddip/pipeline/replica_sum.h"
 
+#include <algorithm>
+
 namespace ddip::pipeline {
 namespace {
 
@@ -27,18 +29,22 @@ Counts sum_over_replicas(const Ring& ring, const at::Tensor& gradient, const Cou
     pass_on(ring, piece_of(gradient, place + 1 - turn, members), poll);
     piece_of(gradient, place - turn, members).copy_(take(ring, poll));
   }
-  Counts all;
-  at::Tensor known = at::zeros({members, 2}, at::kDouble);
-  known[place][0] = mine.count;
-  known[place][1] = static_cast<double>(mine.micro_batches);
+  at::Tensor known = at::zeros({members, 2 + static_cast<int64_t>(mine.reached.size())}, at::kDouble);
+  double* own = known[place].mutable_data_ptr<double>();
+  own[0] = mine.count;
+  own[1] = static_cast<double>(mine.micro_batches);
+  std::ranges::copy(mine.reached, own + 2);
   for (int turn = 0; turn < members - 1; ++turn) {
     int theirs = (place - turn - 1 + members) % members;
     pass_on(ring, known[(place - turn + members) % members].clone(), poll);
     known[theirs].copy_(take(ring, poll));
   }
+  Counts all{.reached = std::vector<bool>(mine.reached.size())};
   for (int member = 0; member < members; ++member) {  // in this order on all of them
-    all.count += known[member][0].item<double>();
-    all.micro_batches = std::max(all.micro_batches, static_cast<int64_t>(known[member][1].item<double>()));
+    const double* theirs = known[member].const_data_ptr<double>();
+    all.count += theirs[0];
+    all.micro_batches = std::max(all.micro_batches, static_cast<int64_t>(theirs[1]));
+    for (size_t i = 0; i < all.reached.size(); ++i) all.reached[i] = all.reached[i] || theirs[2 + i] != 0;
   }
   return all;
 }

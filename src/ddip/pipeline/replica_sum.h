@@ -20,6 +20,7 @@ struct Ring {
 struct Counts {
   double count = 0;           // samples, or what the loss was a sum over
   int64_t micro_batches = 0;  // of replicas: the most, because theirs are parts of the same ones
+  std::vector<bool> reached;  // parameters that a gradient has come to; of replicas: in any of them
 };
 
 // All replicas together. Changes `gradient`; gives the counts of all of them.

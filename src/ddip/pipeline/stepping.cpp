@@ -87,6 +87,7 @@ Stepping::Stepping(std::shared_ptr<Weights> weights, const MakeOptimizer& make, 
   refuse_other_parameters();
   rule_ = rule_of(*optimizer_);
   find_slices();
+  for (size_t i = 0; i < weights_->masters().size(); ++i) waiting_.insert(i);
   for (const auto& group : optimizer_->param_groups()) first_rates_.push_back(group_of(rule_, group).rate);
   if (factor_) {
     for (size_t i = 0; i < first_rates_.size(); ++i)
@@ -169,8 +170,11 @@ void Stepping::step(const std::vector<double>& rates) {
   for (const auto& group : groups) last_rates_.push_back(rate_of(group));
   if (on_step) on_step();
   for (size_t i = 0; i < slices_.size(); ++i) groups[slices_[i].group].options().set_lr(rates[i]);
+  const std::vector<size_t> unreached = weights_->unreached();
+  for (size_t i : unreached) weights_->masters()[i].mutable_grad().reset();
   auto put_back = [&] {
     for (size_t i = 0; i < groups.size(); ++i) groups[i].options().set_lr(last_rates_[i]);
+    for (size_t i : unreached) weights_->masters()[i].mutable_grad() = weights_->gradients().places()[i];
   };
   try {
     optimizer_->step();
@@ -187,12 +191,15 @@ void Stepping::step(const std::vector<double>& rates) {
     }
   }
   ++steps_;
+  const size_t waited = std::erase_if(waiting_, [&](size_t i) { return !std::ranges::binary_search(unreached, i); });
+  if (waited > 0) moments_are_known_ = false;
   gather_moments();
 }
 
 void Stepping::gather_moments() {
-  // The first step makes them; the optimizer goes on changing them where they are then.
-  if (velocity_.defined()) return;
+  // A parameter's first step makes them; the optimizer goes on changing them where they are then.
+  if (velocity_.defined() && moments_are_known_) return;
+  moments_are_known_ = true;
   at::NoGradGuard quiet;
   if (rule_ == Rule::sgd)
     velocity_ = gathered<optim::SGDParamState>(*optimizer_, *weights_, &optim::SGDParamState::momentum_buffer);

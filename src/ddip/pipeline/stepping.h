@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "ddip/pipeline/versions.h"
@@ -68,6 +69,8 @@ class Stepping {
   std::vector<Slice> slices_;
   std::vector<double> first_rates_, last_rates_;  // by parameter group
   at::Tensor velocity_, second_;
+  bool moments_are_known_ = false;  // all that there are lie in those two
+  std::set<size_t> waiting_;        // parameters that have not stepped yet
   int64_t steps_ = 0;
 };
 

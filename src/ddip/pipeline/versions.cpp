@@ -142,7 +142,7 @@ ReadBack Versions::before_backward(int64_t micro_batch, const Used& used) {
   if (needs_.own_gradient && !summed_.empty()) {
     if (!before_backward_.defined()) before_backward_ = at::empty_like(weights_->truth());
     before_backward_.copy_(weights_->gradients().flat());
-    weights_->gradients().clear();
+    weights_->gradients().set_aside();
   }
   if (written)
     read.from = ReadBack::From::policy;
@@ -177,6 +177,11 @@ void Versions::keep_truth() {
   Kept kept{spare(), uses};
   kept.weights.copy_(weights_->truth());
   kept_[version_] = kept;
+}
+
+Counts Versions::summed() {
+  weights_->gradients().flat();  // sees who was reached
+  return {count_, static_cast<int64_t>(summed_.size()), weights_->gradients().reached()};
 }
 
 void Versions::divide(double count) {
@@ -215,10 +220,7 @@ Versions::Stepped Versions::step(const Counts& all, const Limit& limit, int64_t 
     if (needs_.weights_before_step) step.weights_before = weights_->truth().clone();
     if (needs_.step) policy_->before_step(asks_.optimizer(), step);
     asks_.step(step.rates);
-    if (needs_.step) {
-      staleness::Optimizer after = asks_.optimizer();
-      policy_->after_step(after, step);
-    }
+    if (needs_.step) after_step(step);
     if (asks_.stepped) asks_.stepped();
     done.rates = step.rates;
   }
@@ -227,6 +229,17 @@ Versions::Stepped Versions::step(const Counts& all, const Limit& limit, int64_t 
   count_ = 0;
   ++version_;
   return done;
+}
+
+// A policy may move all weights (spike does): not those that the optimizer has left as they were.
+void Versions::after_step(const staleness::Step& step) {
+  const std::vector<size_t> unreached = weights_->unreached();
+  std::vector<at::Tensor> places, as_they_were;
+  if (!unreached.empty()) places = weights_->slices(weights_->truth());
+  for (size_t i : unreached) as_they_were.push_back(places[i].clone());
+  staleness::Optimizer after = asks_.optimizer();
+  policy_->after_step(after, step);
+  for (size_t i = 0; i < unreached.size(); ++i) places[unreached[i]].copy_(as_they_were[i]);
 }
 
 void Versions::reset() {

@@ -62,7 +62,7 @@ class Versions {
   void forget(const Used& used);
 
   // What has been summed since the last step, here alone; the caller sums it over replicas.
-  Counts summed() const { return {count_, static_cast<int64_t>(summed_.size())}; }
+  Counts summed();
   // Makes a mean of the sum. `count`: what it is a sum over, of all replicas.
   void divide(double count);
   double norm();                                       // of the mean
@@ -78,8 +78,8 @@ class Versions {
   struct Limit {
     double norm = 0, scale = 1;
   };
-  // With the mean. `all`: of all replicas; `full`: micro-batches of a full step, one of fewer has a smaller rate; 0:
-  // any number is a full step.
+  // With the mean. A parameter that no gradient has come to stays as it is. `all`: of all replicas; `full`:
+  // micro-batches of a full step, one of fewer has a smaller rate; 0: any number is a full step.
   Stepped step(const Counts& all, const Limit& limit, int64_t full);
 
   // The module computes with the newest true weights, as for evaluation and for anybody who looks at it.
@@ -109,6 +109,7 @@ class Versions {
   const Used& predict(int64_t micro_batch, int staleness);
   at::Tensor& prediction();
   void limit_gradients(double scale);
+  void after_step(const staleness::Step& step);
   at::Tensor spare();
   void release(int64_t label);
   void keep_truth();

@@ -48,6 +48,14 @@ void Weights::show(const at::Tensor& flat) {
   shown_ = flat;
 }
 
+std::vector<size_t> Weights::unreached() const {
+  std::vector<size_t> found;
+  for (size_t i = 0; i < masters_.size(); ++i) {
+    if (!gradients_.reached()[i]) found.push_back(i);
+  }
+  return found;
+}
+
 void Weights::require_used() const {
   const std::vector<at::Tensor>& parameters = gradients_.parameters();
   for (size_t i = 0; i < parameters.size(); ++i) {

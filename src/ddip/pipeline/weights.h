@@ -34,6 +34,10 @@ class Weights {
   void show(const at::Tensor& flat);
   void show_truth() { show(truth_); }
 
+  // Numbers of the parameters that no gradient has come to since the last step. An optimizer must leave them as they
+  // are, as torch's own do with a parameter whose gradient is undefined.
+  std::vector<size_t> unreached() const;
+
   std::vector<at::Tensor> slices(const at::Tensor& flat) const { return layout_->slices(flat); }
   const std::vector<int64_t>& begins() const { return layout_->begins(); }
   const std::vector<std::string>& names() const { return names_; }

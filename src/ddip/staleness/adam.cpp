@@ -11,7 +11,7 @@ class Adaptive : public Policy {
   Needs needs(const Optimizer& /*optimizer*/) const override { return {.forward_weights = true, .steady = true}; }
 
   bool before_forward(const Optimizer& optimizer, const Moment& moment, at::Tensor& out) override {
-    if (moment.staleness == 0 || optimizer.steps == 0) return false;
+    if (moment.staleness == 0 || !optimizer.velocity.defined()) return false;
     write_adaptive(optimizer, moment, {.second_decays = second_decays_}, out);
     return true;
   }

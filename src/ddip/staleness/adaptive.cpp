@@ -77,7 +77,7 @@ std::vector<AdaptiveStep> adaptive_steps(const Optimizer& optimizer, const Momen
   const Group& of = optimizer.groups[group];
   const double t = static_cast<double>(optimizer.steps);
   auto mu = [&](double step) { return of.beta1 * (1.0 - 0.5 * std::pow(0.96, step * of.momentum_decay)); };
-  double product = optimizer.mu_product;
+  double product = optimizer.mu_products.empty() ? 1 : optimizer.mu_products.at(group);
   std::vector<AdaptiveStep> steps;
   for (int k = 1; k <= moment.staleness; ++k) {
     const double rate = rate_of(moment, group, k), step = t + k;

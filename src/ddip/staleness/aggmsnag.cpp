@@ -15,7 +15,7 @@ class Aggmsnag : public Policy {
       auto coefficients = [&](size_t group) { return step_coefficients(optimizer, moment, group, true); };
       return write_linear(optimizer, moment.pending, coefficients, out);
     }
-    if (optimizer.steps == 0) return false;
+    if (!optimizer.velocity.defined()) return false;
     write_adaptive(optimizer, moment, {.with_pending = true}, out);
     return true;
   }

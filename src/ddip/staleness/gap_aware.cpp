@@ -69,7 +69,8 @@ class GapAware : public Policy {
   static at::Tensor change_of(const Optimizer& optimizer, const Group& group, const Step& step) {
     if (measures_steps(optimizer.rule))
       return at::sub(slice_of(optimizer.weights, group), slice_of(step.weights_before, group));
-    if (group.momentum != 0) return slice_of(optimizer.velocity, group);
+    if (group.momentum != 0 && optimizer.velocity.defined()) return slice_of(optimizer.velocity, group);
+    if (group.momentum != 0) return at::zeros_like(slice_of(optimizer.weights, group));  // no gradient came yet
     at::Tensor gradient = slice_of(step.gradient, group);
     if (group.maximize) gradient = gradient.neg();
     return group.weight_decay == 0 ? gradient : gradient.add(slice_of(step.weights_before, group), group.weight_decay);

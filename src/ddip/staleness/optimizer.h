@@ -34,11 +34,11 @@ struct Group {
 struct Optimizer {
   Rule rule = Rule::sgd;
   std::vector<Group> groups;
-  int64_t steps = 0;      // done by now
-  double mu_product = 1;  // NAdam's Π μ_i of these
-  at::Tensor weights;     // the newest true ones
-  at::Tensor velocity;    // momentum_buffer or exp_avg; undefined before the first step and without momentum
-  at::Tensor second;      // exp_avg_sq; undefined before the first step and for SGD
+  int64_t steps = 0;                // done by now
+  std::vector<double> mu_products;  // of each group NAdam's Π μ_i of these; empty: 1
+  at::Tensor weights;               // the newest true ones
+  at::Tensor velocity;              // momentum_buffer or exp_avg; undefined before the first step and without momentum
+  at::Tensor second;                // exp_avg_sq; undefined before the first step and for SGD
 };
 
 // This group's part of a flat tensor; an undefined tensor stays one.

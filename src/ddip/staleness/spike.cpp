@@ -13,7 +13,7 @@ class Spike : public Policy {
 
   void after_step(Optimizer& optimizer, const Step& step) override {
     const double delay = std::floor(step.mean_staleness + 0.5);
-    if (delay == 0) return;
+    if (delay == 0 || !optimizer.velocity.defined()) return;  // nothing has moved
     at::NoGradGuard no_grad;
     for (size_t index = 0; index < optimizer.groups.size(); ++index) {
       const Group& group = optimizer.groups[index];
