@@ -26,7 +26,7 @@ from support.groups import SharedGroups  # noqa: E402
 # Nothing of the group is alive this long after an orderly stop, and after SIGKILL of its coordinator or client.
 AFTER_STOP = 2.0
 AFTER_KILL = 5.0
-DEADLINE = 60
+DEADLINE = 180  # it is there to find hangs; the slowest tests without a mark of their own take 17 s on a quiet machine
 
 
 def pytest_configure(config: Any) -> None:

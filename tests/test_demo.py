@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NEEDED = ("nbclient", "nbconvert", "ipykernel", "matplotlib", "torch")
 
 pytestmark = [
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in NEEDED), reason="the demo needs Jupyter and torch"
     ),
@@ -28,7 +28,7 @@ def demo(out: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     variables["PYTHONPATH"] = str(ROOT / "python")
     command = [sys.executable, ROOT / "scripts" / "demo.py", "--out", out, *arguments]
     return subprocess.run(
-        [str(word) for word in command], env=variables, cwd=ROOT, capture_output=True, text=True, timeout=200
+        [str(word) for word in command], env=variables, cwd=ROOT, capture_output=True, text=True, timeout=500
     )
 
 

@@ -140,6 +140,20 @@ def test_a_process_group_can_be_made_after_a_full_restart(start: Any) -> None:
         group.restart()
 
 
+@pytest.mark.parametrize("backend", ["gloo", "ddip"])
+def test_a_peer_that_comes_to_its_collective_later_is_not_left_there(start: Any, backend: str) -> None:
+    """When it is asked to stop, it waits where a signal has no effect."""
+    group = start(torch=True, settle=2)
+    group.run(f"import torch, torch.distributed as dist, time, os; dist.init_process_group({backend!r})")
+    with Stopwatch() as watch:
+        error = failed(
+            group,
+            "if os.environ['RANK'] == '0': raise ValueError('the cause')\ntime.sleep(1.5)\ndist.all_reduce(torch.ones(1))",
+        )
+    assert watch.seconds < 20 and error.ranks == [0, 1]
+    assert str(error).index("the cause") < str(error).index("rank 1")
+
+
 def test_a_peer_that_computes_gets_the_soft_interrupt_after_settle(plain: Any) -> None:
     """`plain` has settle=0.5; the peer is in a loop that only a Python interrupt ends."""
     with Stopwatch() as watch:

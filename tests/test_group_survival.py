@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -170,8 +171,13 @@ def test_a_client_name_that_cannot_be_kept_is_refused_with_a_word(start: Any) ->
         ddip.attach("named", client="a b").client.request("watch", {})
 
 
-def test_the_idle_clock_does_not_run_while_the_group_starts(home: Any) -> None:
-    with ddip.Group(2, name="slow", idle=0.05) as group:
+def test_the_idle_clock_does_not_run_while_the_group_starts(home: Any, tmp_path: Any, monkeypatch: Any) -> None:
+    (tmp_path / "takes_its_time.py").write_text("import time\ntime.sleep(2)\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("DDIP_PRELOAD", "takes_its_time")
+    begun = time.monotonic()
+    with ddip.Group(2, name="slow", idle=0.6) as group:
+        assert time.monotonic() - begun > 2
         assert [result.value for result in group.run("1")] == [1, 1]
 
 

@@ -254,10 +254,11 @@ void Ranks::drain() {
       Fd& pipe = stream == 1 ? ranks_[static_cast<size_t>(rank)].out : ranks_[static_cast<size_t>(rank)].err;
       for (size_t reads = 0; pipe && reads < kMostReads; ++reads) {
         pollfd event{pipe.get(), POLLIN, 0};
-        if (::poll(&event, 1, 0) <= 0 && errno != EINTR)
-          pipe.reset();
-        else
+        const int ready = ::poll(&event, 1, 0);
+        if (ready > 0)
           read_from(rank, stream);
+        else if (ready == 0 || errno != EINTR)
+          pipe.reset();
       }
     }
   }

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <sstream>
 
@@ -57,9 +58,10 @@ Memory memory_of(pid_t pid) {
 // Its variables, each with a zero byte at its end. A process in the middle of exec shows none for a moment, though it
 // will have some: who took that for an answer would let it escape. So we ask again until it is through.
 std::string environment_of(pid_t pid) {
-  constexpr int kMostTries = 200;
+  // An exec may wait for a page from a disk.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
   std::string bytes(1 << 16, '\0');
-  for (int tries = 0; tries < kMostTries; ++tries) {
+  do {
     const Fd file(::open(fmt::format("/proc/{}/environ", pid).c_str(), O_RDONLY | O_CLOEXEC));
     if (!file) return "";  // gone, or not for us to read
     ssize_t count = 0;     // in one call: the next would be of another program if an exec came between
@@ -70,7 +72,7 @@ std::string environment_of(pid_t pid) {
     const bool in_exec = memory.size != 0 && memory.code_end == 0;  // which is the last that an exec fills in
     if (!in_exec && memory.environment_begin == memory.environment_end) return "";
     ::usleep(100);
-  }
+  } while (std::chrono::steady_clock::now() < deadline);
   return "";
 }
 
@@ -212,6 +214,8 @@ size_t sweep(const std::string& name, const std::string& value, const std::vecto
     ::usleep(5000);  // a killed process needs a moment to go; nothing else runs in this process meanwhile
     while (::waitpid(-1, nullptr, WNOHANG) > 0) {
     }
+  }
+  while (::waitpid(-1, nullptr, WNOHANG) > 0) {  // one that went between the last two looks
   }
   return left;
 }

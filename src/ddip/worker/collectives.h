@@ -19,6 +19,8 @@ struct InCollective {
   std::string group;      // torch's name of the process group
   uint64_t number = 0;    // how many this rank has entered on that group, this one included
   std::chrono::steady_clock::time_point since;
+
+  bool operator==(const InCollective&) const = default;
 };
 
 class Collectives {

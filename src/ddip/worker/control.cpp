@@ -32,7 +32,7 @@ constexpr auto kPeerAbortAfter = 1000ms;
 // A line that is printed now and then is sent at once, by the thread that printed it: a process that dies with its next
 // breath has said it. A flood goes through the control thread, many lines in one message.
 constexpr double kLinesPerSecond = 500;
-constexpr auto kOthersFlush = 10ms;
+constexpr auto kOthersFlush = 500ms;  // a thread that lost its core in the middle has it again by then
 
 // What is said instead of a message that no frame can carry; it keeps its place, and a cell keeps its ending.
 void make_sendable(Message& message, size_t size) {
@@ -191,7 +191,7 @@ void Control::climb(uint64_t cell, int rung) {
       send_interrupt(cell, true);
       return next(kAbortAfter);
     case 3: {
-      auto in = blocked_in();
+      auto in = blocked_in(ticks_at_signal_);
       if (in) {
         int closed = collectives_.abort(in->group);
         note(cell, fmt::format("interrupt: aborted {} ({} connection{} closed); that group is dead on every rank, {}",
@@ -205,49 +205,63 @@ void Control::climb(uint64_t cell, int rung) {
 
 // A collective that the main thread waits in: one that Python marked, one of a communicator of ours, or one inside
 // torch.
-std::optional<InCollective> Control::blocked_in() {
+std::optional<InCollective> Control::blocked_in(long ticks_before) {
   if (auto in = collectives_.current()) return in;
   auto waiting = collectives_.waiting();
   if (!waiting.empty()) return InCollective{waiting[0].text, waiting[0].group, 0, {}};
-  if (blocked_in_torch()) return InCollective{"a collective inside torch", "", 0, {}};
+  if (blocked_in_torch(ticks_before)) return InCollective{"a collective inside torch", "", 0, {}};
   return std::nullopt;
 }
 
 // A collective that was not entered through torch.distributed's functions: DDP's own, in a backward pass or a
-// constructor. The main thread has used no CPU since the last rung, and its innermost Python frame is torch's.
-bool Control::blocked_in_torch() {
-  if (ticks_at_signal_ < 0 || cpu_ticks(main_thread_) - ticks_at_signal_ > 1) return false;
+// constructor. The main thread has used no CPU since the last rung or look, and its innermost Python frame is torch's.
+bool Control::blocked_in_torch(long ticks_before) {
+  if (ticks_before < 0 || cpu_ticks(main_thread_) - ticks_before > 1) return false;
   std::string stack = options_.read_stacks();
   std::string innermost = stack.substr(0, stack.find('\n'));
   return innermost.find("/torch/") != std::string::npos;
 }
 
-// Another rank's cell failed. A collective that waits for it can only wait for ever; a computation may finish, and is
-// asked softly when its time is over. Never rung 3 outside a collective, never rung 4.
+// Another rank's cell failed. A collective that waits for it can only wait for ever, whenever this rank comes to it; a
+// computation may finish, and is asked softly when its time is over. Never rung 3 outside a collective, never rung 4.
 void Control::on_peer_failed(const Message& message) {
-  uint64_t cell = message.id;
-  int peer = message.body.value("peer", -1);
   auto settle = std::chrono::nanoseconds(static_cast<int64_t>(message.body.value("settle", 10.0) * 1e9));
-  auto deadline = std::chrono::steady_clock::now() + settle;
-  ticks_at_signal_ = cpu_ticks(main_thread_);
-  peer_timer_ = loop_.after(kPeerAbortAfter, [this, cell, peer, deadline] {
-    if (!still_running(cell)) return;
-    auto in = blocked_in();
-    if (in && std::chrono::steady_clock::now() - in->since > kPeerAbortAfter / 2) {
-      {
-        std::lock_guard lock(mutex_);
-        aborted_for_ = {cell, peer};
-      }
-      collectives_.abort(in->group);
-      return note(cell, fmt::format("rank {} failed, so {} was aborted here; {}", peer, described(*in), kRemedy));
+  watch_after_peer({.cell = message.id,
+                    .peer = message.body.value("peer", -1),
+                    .deadline = std::chrono::steady_clock::now() + settle,
+                    .ticks = cpu_ticks(main_thread_)},
+                   kPeerAbortAfter);
+}
+
+void Control::watch_after_peer(AfterPeer state, std::chrono::nanoseconds pause) {
+  const bool first = pause == kPeerAbortAfter;
+  peer_timer_ = loop_.after(pause, [this, state, first]() mutable {
+    if (!still_running(state.cell)) return;
+    auto now = std::chrono::steady_clock::now();
+    auto in = blocked_in(state.ticks);
+    // Of most collectives nobody knows since when; later looks are nearer to each other, so two must see the same one.
+    const bool long_enough = in && now - in->since > kPeerAbortAfter / 2 && (first || in == state.in);
+    if (long_enough) return abort_for_peer(state, *in);
+    if (!state.asked && now >= state.deadline) {
+      state.asked = true;
+      if (send_interrupt(state.cell, true))
+        note(state.cell, fmt::format("rank {} failed; this rank was asked to stop (--settle)", state.peer));
     }
-    auto left =
-        std::max(std::chrono::nanoseconds(0), std::chrono::nanoseconds(deadline - std::chrono::steady_clock::now()));
-    peer_timer_ = loop_.after(left, [this, cell, peer] {
-      if (send_interrupt(cell, true))
-        note(cell, fmt::format("rank {} failed; this rank was asked to stop (--settle)", peer));
-    });
+    state.in = std::move(in);
+    state.ticks = cpu_ticks(main_thread_);
+    std::chrono::nanoseconds next = kPeerAbortAfter / 2;
+    if (!state.asked) next = std::min<std::chrono::nanoseconds>(next, state.deadline - now);
+    watch_after_peer(std::move(state), next);
   });
+}
+
+void Control::abort_for_peer(const AfterPeer& state, const InCollective& in) {
+  {
+    std::lock_guard lock(mutex_);
+    aborted_for_ = {state.cell, state.peer};
+  }
+  collectives_.abort(in.group);
+  note(state.cell, fmt::format("rank {} failed, so {} was aborted here; {}", state.peer, described(in), kRemedy));
 }
 
 void Control::answer_why(const Message& message) {

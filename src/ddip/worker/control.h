@@ -87,14 +87,27 @@ class Control {
     net::Loop::Handle timer;
   };
 
+  // What is known of a cell that goes on after another rank's has failed.
+  struct AfterPeer {
+    uint64_t cell = 0;
+    int peer = -1;
+    std::chrono::steady_clock::time_point deadline;  // when it is asked to stop
+    bool asked = false;
+    // The last look.
+    std::optional<InCollective> in;
+    long ticks = -1;
+  };
+
   std::unique_ptr<wire::Channel> open_channel();
   void on_message(wire::Message message);
   void on_interrupt(const wire::Message& message);
   void climb(uint64_t cell, int rung);
   void on_peer_failed(const wire::Message& message);
   void answer_why(const wire::Message& message);
-  std::optional<InCollective> blocked_in();
-  bool blocked_in_torch();
+  void watch_after_peer(AfterPeer state, std::chrono::nanoseconds pause);
+  void abort_for_peer(const AfterPeer& state, const InCollective& in);
+  std::optional<InCollective> blocked_in(long ticks_before);
+  bool blocked_in_torch(long ticks_before);
   bool still_running(uint64_t cell);
   bool send_interrupt(uint64_t cell, bool signal);
   void append(std::unique_lock<std::mutex>& lock, Pending pending);

@@ -495,6 +495,33 @@ TEST_F(ControlTest, failed_peer_aborts_a_collective_that_waits_for_it) {
   end_cell(5);
 }
 
+TEST_F(ControlTest, failed_peer_aborts_also_a_collective_that_is_come_to_later) {
+  auto [ours, theirs] = tcp_pair();
+  control->collectives().add_group("mine", {ours.get()});
+  control->enter(5);
+  agent->send(Type::interrupt, 5, {{"because", "peer"}, {"peer", 1}, {"outcome", "error"}, {"settle", 1.2}});
+  EXPECT_FALSE(busy_until([&] { return soft + signals_seen > 0; }, 1100ms));
+  control->collectives().enter("all_reduce", "mine");  // where the signal of 1.2 s has no effect
+  ASSERT_TRUE(busy_until([&, &end = theirs] { return !still_open(end); }));
+  EXPECT_EQ(soft + signals_seen, 1);
+  control->collectives().leave();
+  end_cell(5);
+}
+
+TEST_F(ControlTest, failed_peer_leaves_collectives_that_come_and_go) {
+  auto [ours, theirs] = tcp_pair();
+  control->collectives().add_group("mine", {ours.get()});
+  control->enter(5);
+  agent->send(Type::interrupt, 5, {{"because", "peer"}, {"peer", 1}, {"outcome", "error"}, {"settle", 60}});
+  for (int turn = 0; turn < 30; ++turn) {
+    control->collectives().enter("all_reduce", "mine");
+    EXPECT_FALSE(busy_until([&] { return soft + signals_seen > 0; }, 100ms));
+    control->collectives().leave();
+  }
+  EXPECT_TRUE(still_open(theirs)) << "none of them lasted";
+  end_cell(5);
+}
+
 TEST_F(ControlTest, failed_peer_leaves_a_computation_its_time_and_then_interrupts_it_once) {
   auto [ours, theirs] = tcp_pair();
   control->collectives().add_group("mine", {ours.get()});

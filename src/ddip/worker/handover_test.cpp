@@ -35,14 +35,15 @@ TEST_F(HandoverTest, main_thread_turns_the_loop_while_it_waits) {
   std::thread::id id;
   loop.post([&] { id = std::this_thread::get_id(); });
   handover.turn_until(Clock::now() + 10s, [&] { return id != std::thread::id(); });
-  int before = taken;
+  int before = taken, ours = 0;
   for (int round = 0; round < 100; ++round) {
     id = {};
     loop.post([&] { id = std::this_thread::get_id(); });
     handover.turn_until(Clock::now() + 10s, [&] { return id != std::thread::id(); });
-    ASSERT_EQ(id, std::this_thread::get_id());
+    ours += id == std::this_thread::get_id();  // not always: who loses the core between two rounds is away
   }
-  EXPECT_LT(taken - before, 100) << "a short absence wakes nobody";
+  EXPECT_GT(ours, 50);
+  EXPECT_LT(taken - before, 50) << "a short absence wakes nobody";
 }
 
 TEST_F(HandoverTest, second_thread_turns_it_while_the_main_thread_is_away) {
