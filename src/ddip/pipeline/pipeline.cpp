@@ -1,12 +1,14 @@
 #include "ddip/pipeline/pipeline.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <set>
 
 #include "ddip/base/error.h"
+#include "ddip/pipeline/after_failure.h"
 #include "ddip/pipeline/autocast.h"
 #include "ddip/pipeline/evaluation.h"
 #include "ddip/pipeline/executor.h"
@@ -37,7 +39,10 @@ struct Pipeline::Inside {
 
   // --- running
   Sample sample_of(const std::function<const MicroBatch&(int64_t)>& read, int64_t micro_batch) const;
-  Report run(const Batches& batches, bool training);
+  Report run(const Batches& batches, bool training, Metrics metrics);
+  Report report_of(const Record& record, int64_t batches, bool training) const;
+  void make_equal_again();
+  void add_note(const std::string& note);
   void require_agreement(int64_t batches, bool training);
   Record execute(bool training);
   NamedTensors state();
@@ -52,11 +57,14 @@ struct Pipeline::Inside {
   std::map<int, std::shared_ptr<Versions>> versions;
   std::unique_ptr<LedgerWriter> ledger;
   std::unique_ptr<Executor> executor;
+  std::map<int, std::shared_ptr<Gaps>> gaps;
   int64_t micro_batches_done = 0;  // in earlier runs
+  bool whole = true;               // no run has failed since the replicas were equal
   // of one run
   std::unique_ptr<MicroBatchReader> source;
   std::function<const MicroBatch&(int64_t)> inputs, targets;
   std::vector<schedule::Action> evaluated;  // what an evaluation's record speaks of
+  Measured measured;
 };
 
 namespace {
@@ -164,6 +172,7 @@ pipeline::Stage Pipeline::Inside::make_stage(int index, const MakeOptimizer& mak
     if (options.edges[edge].from == index) stage.outgoing.push_back(static_cast<int>(edge));
   }
   stage.versions = make_versions(index, make);
+  if (options.gaps && stage.versions) stage.gaps = gaps[index] = std::make_shared<Gaps>();
   stage.device = device_of(index);
   stage.recompute = settings.recomputes(index);
   stage.clip_share = clip_share(parts, part(index));
@@ -184,7 +193,9 @@ pipeline::Stage Pipeline::Inside::make_stage(int index, const MakeOptimizer& mak
     stage.loss = [this, mixed, device = stage.device](const std::vector<Value>& outputs, int64_t micro_batch,
                                                       int64_t samples) {
       Autocast autocast(mixed, device);
-      return loss(outputs.at(0), to_device(targets(micro_batch).y, device), samples);
+      const Value target = to_device(targets(micro_batch).y, device);
+      measured.add(outputs.at(0), target, samples);
+      return loss(outputs.at(0), target, samples);
     };
   }
   return stage;
@@ -208,10 +219,13 @@ Sample Pipeline::Inside::sample_of(const std::function<const MicroBatch&(int64_t
 }
 
 void Pipeline::Inside::require_agreement(int64_t batches, bool training) {
-  const json said{batches, settings.fingerprint(), training};
+  const json said{batches, settings.fingerprint(), training, measured.names()};
   const std::vector<json> all = gather_json(*ranks, said);
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank] == said) continue;
+    if (all[rank][3] != said[3])
+      throw ConfigError(fmt::format("rank {} asks for the metrics {}, here {}; expected the same names", rank,
+                                    all[rank][3].dump(), said[3].dump()));
     const std::string what = all[rank][0] == said[0]
                                  ? std::string("another pipeline")
                                  : fmt::format("{} batches, here {}", all[rank][0].get<int64_t>(), batches);
@@ -231,7 +245,25 @@ Record Pipeline::Inside::execute(bool training) {
   return executor->run(evaluated, options);
 }
 
-Report Pipeline::Inside::run(const Batches& batches, bool training) {
+void Pipeline::Inside::add_note(const std::string& note) {
+  if (std::ranges::find(settings.notes, note) == settings.notes.end()) settings.notes.push_back(note);
+}
+
+// After a run that failed.
+void Pipeline::Inside::make_equal_again() {
+  if (settings.options.replicas == 1) return;
+  const std::vector<json> all = gather_json(*ranks, whole);
+  if (std::ranges::all_of(all, [](const json& one) { return one.get<bool>(); })) return;
+  const std::vector<int> stages = make_replicas_equal(on_disk());
+  if (!stages.empty())
+    add_note(fmt::format("replicas of stages {} had done other steps when a run ended early; they are equal again",
+                         fmt::join(stages, ", ")));
+  whole = true;
+}
+
+Report Pipeline::Inside::run(const Batches& batches, bool training, Metrics metrics) {
+  measured = Measured(std::move(metrics));
+  make_equal_again();
   require_agreement(batches.size(), training);
   if (batches.size() == 0) return {};
   source = std::make_unique<MicroBatchReader>(batches, settings.options.micro_batches);
@@ -243,12 +275,11 @@ Report Pipeline::Inside::run(const Batches& batches, bool training) {
   else
     evaluating.emplace(modules_of(parts));
   if (training) settings.plan = settings.plan_of(batches.size());
-  auto add_note = [this](std::string note) {
-    if (std::ranges::find(settings.notes, note) == settings.notes.end()) settings.notes.push_back(std::move(note));
-  };
   Record record;
+  whole = !training;  // until it is over
   try {
     record = execute(training);
+    whole = true;
   } catch (...) {
     if (training && ledger && !ledger->ended()) {
       ledger->end();
@@ -264,14 +295,20 @@ Report Pipeline::Inside::run(const Batches& batches, bool training) {
   }
   if (training && ledger && !ledger->ended()) ledger->add(record, micro_batches_done);
   if (training) micro_batches_done += source->size();
+  return report_of(record, batches.size(), training);
+}
+
+Report Pipeline::Inside::report_of(const Record& record, int64_t batches, bool training) const {
   std::vector<StageTimes> times;
   for (int index : mine) {
     const auto found = versions.find(index);
     times.push_back(times_of(record, index, ranks->rank(), found == versions.end() ? 0 : found->second->kept()));
+    if (training && gaps.contains(index)) times.back().gap = gaps.at(index)->means();
   }
-  Report report = joined(gather_json(*ranks, share_of(record, times, ranks->rank())), batches.size(),
-                         settings.options.micro_batches);
+  Report report =
+      joined(gather_json(*ranks, share_of(record, times, ranks->rank())), batches, settings.options.micro_batches);
   report.training = training;
+  if (!measured.names().empty()) report.metrics = Measured::means(gather_json(*ranks, measured.share()));
   return report;
 }
 
@@ -312,11 +349,14 @@ Pipeline::Pipeline(Context& context, std::vector<Part> model, LossFunction loss,
 
 Pipeline::~Pipeline() = default;
 
-Report Pipeline::run(const Batches& batches) { return inside_->run(batches, true); }
-Report Pipeline::evaluate(const Batches& batches) { return inside_->run(batches, false); }
+Report Pipeline::run(const Batches& batches) { return inside_->run(batches, true, {}); }
+Report Pipeline::evaluate(const Batches& batches, Metrics metrics) {
+  return inside_->run(batches, false, std::move(metrics));
+}
 NamedTensors Pipeline::state() { return inside_->state(); }
 
 void Pipeline::save(const std::filesystem::path& folder) {
+  inside_->make_equal_again();
   pipeline::save(inside_->on_disk(), inside_->micro_batches_done, folder);
 }
 

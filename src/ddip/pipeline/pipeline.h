@@ -15,7 +15,7 @@
 
 #include "ddip/pipeline/batches.h"
 #include "ddip/pipeline/gather.h"
-#include "ddip/pipeline/loss_function.h"
+#include "ddip/pipeline/metrics.h"
 #include "ddip/pipeline/part.h"
 #include "ddip/pipeline/report.h"
 #include "ddip/pipeline/settings.h"
@@ -42,8 +42,9 @@ class Pipeline {
   // Trains on them. Every rank gives its own, equally seeded and equally many: the first stage reads x, the last y.
   // Throws what a stage threw; on the other ranks StageFailed, which says where and what. It can run again then.
   pipeline::Report run(const pipeline::Batches& batches);
-  // The losses of the newest weights, without training.
-  pipeline::Report evaluate(const pipeline::Batches& batches);
+  // The losses of the newest weights, without training. `metrics`: functions of (output, target) as a loss is one, each
+  // under its name; the report has their means.
+  pipeline::Report evaluate(const pipeline::Batches& batches, pipeline::Metrics metrics = {});
 
   // The newest true weights and buffers of the whole model, on every rank and on its CPU: "0.weight", … by stage, or
   // the names that pipeline::cut found.

@@ -49,6 +49,99 @@ TEST(CppPipeline, evaluates_the_newest_weights_and_leaves_them) {
   });
 }
 
+TEST(CppPipeline, metrics_of_an_evaluation_are_means_over_all_samples) {
+  on_ranks(2, [&](const auto& ranks) {
+    const Pairs batches = data(3, 12, 5);
+    Pipeline pipe(ranks, cut(mlp(), 2), mse, sgd, {.micro_batches = 4});
+    const auto largest = [](const at::Tensor& output, const at::Tensor& y) {
+      return (output.argmax(1) == y.argmax(1)).to(at::kDouble).mean();
+    };
+    const auto farthest = [](const at::Tensor& output, const at::Tensor& y) {
+      const at::Tensor away = (output - y).abs();
+      return std::pair(away.sum(), away.numel());
+    };
+    const auto samples = [](const at::Tensor& output, const at::Tensor&) {
+      return static_cast<double>(output.size(0));
+    };
+    const Report report = pipe.evaluate(batches, {{"accuracy", largest}, {"away", farthest}, {"samples", samples}});
+    torch::nn::Sequential plain = mlp();
+    double right = 0, away = 0, squares = 0, count = 0;
+    for (const std::pair<at::Tensor, at::Tensor>& batch : batches) {
+      const at::Tensor x = batch.first, y = batch.second, output = plain->forward(x);
+      right += (output.argmax(1) == y.argmax(1)).sum().item<double>();
+      away += (output - y).abs().sum().item<double>();
+      for (const at::Tensor& part : x.tensor_split(4)) squares += static_cast<double>(part.size(0) * part.size(0));
+      count += static_cast<double>(x.size(0));
+    }
+    require(std::abs(report.metrics.at("accuracy") - right / count) < 1e-12, report.text());
+    require(std::abs(report.metrics.at("away") - away / (3 * count)) < 1e-12, "a sum and what it is a sum over");
+    require(std::abs(report.metrics.at("samples") - squares / count) < 1e-12, "a number is a mean too");
+    require(report.text().find(", accuracy ") != std::string::npos, report.text());
+    require(pipe.evaluate(batches).metrics.empty() && pipe.run(batches).metrics.empty(), "nobody asked");
+    try {
+      pipe.evaluate(batches, ranks->rank() == 0 ? Metrics{{"a", mse}} : Metrics{{"b", mse}});
+      require(false, "other names are refused");
+    } catch (const ConfigError& error) {
+      require(std::string(error.what()).find("asks for the metrics") != std::string::npos, error.what());
+    }
+  });
+}
+
+TEST(CppPipeline, gaps_say_how_far_weights_moved_and_how_near_predictions_came) {
+  on_ranks(2, [&](const auto& ranks) {
+    const Pairs batches = data(4, 12);
+    for (const std::string staleness : {"none", "msnag"}) {
+      Pipeline pipe(ranks, cut(mlp(), 2), mse, sgd, {.staleness = staleness, .micro_batches = 4, .gaps = true});
+      const Report report = pipe.run(batches);
+      const Gaps::Means first = report.stages.at(0).gap.value(), last = report.stages.at(1).gap.value();
+      require(first.moved > 0 && last.moved == 0 && last.error == 0, "the last stage's backward follows at once");
+      require(staleness == "none" ? first.error == 1 : first.error > 0 && first.error < 1, report.text());
+      require(report.text().find("moved") != std::string::npos, report.text());
+      require(!pipe.evaluate(batches).stages.at(0).gap, "an evaluation has none");
+    }
+    Pipeline without(ranks, cut(mlp(), 2), mse, sgd, {.micro_batches = 4});
+    require(!without.run(batches).stages.at(0).gap, "nobody asked");
+  });
+}
+
+// The function of the rates is asked after the gradients were summed over the replicas, and before the step.
+TEST(CppPipeline, replicas_that_a_failure_left_a_step_apart_are_equal_again) {
+  on_ranks(2, [&](const auto& ranks) {
+    int asked = 0;  // for the rate of step 2: at the end of step 1, then before step 2
+    const RateFactor factor = [&](int64_t step) {
+      if (step == 2 && ++asked == 2 && ranks->rank() == 1) throw std::runtime_error("no rate");
+      return 1.0;
+    };
+    const auto adam = [](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<torch::optim::Optimizer> {
+      return std::make_unique<torch::optim::Adam>(parameters, torch::optim::AdamOptions(0.01));
+    };
+    auto model = mlp();
+    model->push_back(torch::nn::BatchNorm1d(3));
+    model->to(at::kDouble);
+    Pipeline pipe(ranks, cut(model, 1), mse, adam,
+                  {.schedule = "1f1b", .micro_batches = 2, .scheduler = factor, .replicas = 2});
+    const Pairs all = data(8, 12);
+    Pairs mine;
+    for (size_t i = static_cast<size_t>(ranks->rank()); i < all.size(); i += 2) mine.push_back(all[i]);
+    bool failed = false;
+    try {
+      pipe.run(mine);
+    } catch (const std::exception&) {
+      failed = true;
+    }
+    require(failed, "all ranks learn of it");
+    const auto same = [&](const std::string& name) {
+      const at::Tensor both = ranks->all_gather(state_of(*model).at(name));
+      return at::equal(both[0], both[1]);
+    };
+    require(!same("0.weight"), "one has done a step that the other has not");
+    pipe.run(mine);
+    require(same("0.weight") && same("2.bias"), "they are equal again");
+    require(!same("3.running_mean"), "statistics are each replica's own");
+    require(pipe.notes().back().find("replicas of stages 0 had done other steps") == 0, pipe.notes().back());
+  });
+}
+
 // Its second layer is used if its first sample says so.
 struct SometimesImpl : torch::nn::Cloneable<SometimesImpl> {
   SometimesImpl() { reset(); }

@@ -45,6 +45,16 @@ TraceRow unpacked(const json& row) {
           .end = row[9]};
 }
 
+std::string text_of_gaps(const std::vector<StageTimes>& stages) {
+  std::string lines;
+  for (const StageTimes& one : stages) {
+    if (!one.gap) continue;
+    if (lines.empty()) lines = fmt::format("\n{:>5} {:>10} {:>10}\n", "stage", "moved", "error");
+    lines += fmt::format("{:>5} {:>10.3g} {:>10.3g}\n", one.stage, one.gap->moved, one.gap->error);
+  }
+  return lines.empty() ? lines : lines + "\n";
+}
+
 }  // namespace
 
 StageTimes times_of(const Record& record, int stage, int rank, int64_t copies_kept) {
@@ -94,9 +104,11 @@ std::string Report::text() const {
     lines +=
         fmt::format("{:>5} {:>4} {:>7.2f}s {:>7.2f}s {:>7.2f}s {:>7.2f}s {:>7.2f}s {:>6.1f}%\n", one.stage, one.rank,
                     one.forward, one.backward, one.update, one.communication, one.wait, 100 * one.bubble);
+  lines += text_of_gaps(stages);
   std::string last;
   if (!losses.empty())
     last = training ? fmt::format(", last loss {:.4g}", losses.back()) : fmt::format(", mean loss {:.4g}", loss);
+  for (const auto& [name, mean] : metrics) last += fmt::format(", {} {:.4g}", name, mean);
   return lines + fmt::format("{} batches in {:.2f} s{}", losses.size(), seconds, last);
 }
 
@@ -134,7 +146,8 @@ json share_of(const Record& record, const std::vector<StageTimes>& stages, int r
     json staleness = json::array();
     for (const auto& [steps, forwards] : one.staleness) staleness.push_back({steps, forwards});
     share["stages"].push_back({one.stage, one.rank, one.forward, one.backward, one.update, one.communication, one.wait,
-                               one.total, one.bubble, staleness, one.bytes_sent, one.copies_kept});
+                               one.total, one.bubble, staleness, one.bytes_sent, one.copies_kept,
+                               one.gap ? json{one.gap->moved, one.gap->error} : json()});
   }
   for (const auto& [micro_batch, sum, count] : record.losses.all())
     share["losses"].push_back({micro_batch, sum, count});
@@ -158,6 +171,7 @@ Report joined(const std::vector<json>& shares, int64_t batches, int micro_batche
                        .bubble = one[8],
                        .bytes_sent = one[10],
                        .copies_kept = one[11]};
+      if (!one[12].is_null()) times.gap = {.moved = one[12][0], .error = one[12][1]};
       for (const json& pair : one[9]) times.staleness[pair[0]] = pair[1];
       report.stages.push_back(std::move(times));
     }

@@ -5,9 +5,11 @@
 #include <iosfwd>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "ddip/pipeline/gaps.h"
 #include "ddip/pipeline/record.h"
 
 namespace ddip::pipeline {
@@ -25,7 +27,8 @@ struct StageTimes {
   double bubble = 0;                 // the share of the run in which the rank computed nothing
   std::map<int, int64_t> staleness;  // n -> forwards
   uint64_t bytes_sent = 0;
-  int64_t copies_kept = 0;  // of its weights, beside the two, when the run ended
+  int64_t copies_kept = 0;         // of its weights, beside the two, when the run ended
+  std::optional<Gaps::Means> gap;  // PipelineOptions::gaps
 
   double utilisation() const { return 1 - bubble; }
 };
@@ -45,7 +48,8 @@ struct Report {
   bool training = true;            // otherwise an evaluation
   std::vector<StageTimes> stages;  // by stage
   double seconds = 0;
-  std::vector<TraceRow> trace;  // by rank
+  std::vector<TraceRow> trace;            // by rank
+  std::map<std::string, double> metrics;  // of an evaluation: means over all that was counted
 
   // The share of all ranks' time in which nothing was computed.
   double bubble() const;

@@ -135,7 +135,7 @@ std::string Settings::fingerprint() const {
                         request.window,   request.micro_batches, request.accumulate,    request.max_staleness,
                         request.warmup,   request.flush_every,   request.switch_at,     options.staleness,
                         options.seed,     options.precision,     options.replicas,      options.clipping,
-                        options.clip,     options.recompute,     policy_options()}
+                        options.clip,     options.recompute,     policy_options(),      options.gaps}
       .dump();
 }
 

@@ -28,7 +28,8 @@ struct PipelineOptions {
   int replicas = 1;                // pipelines side by side, each on its own batches, that step together
   std::string precision = "fp32";  // or bf16: autocast
   bool recompute = false;          // forwards keep no graph and run again before their backwards
-  int max_staleness = -1;          // of virtual_async
+  bool gaps = false;       // reports say how far weights moved between forwards and backwards (docs/pipeline.md)
+  int max_staleness = -1;  // of virtual_async
   int64_t warmup = 0, flush_every = 0, switch_at = -1;  // in batches; asynchronous schedules
   uint64_t seed = 0;                                    // of dropout and whatever else draws numbers in a forward
   std::vector<int> placement;                           // rank of each stage; empty: in turn

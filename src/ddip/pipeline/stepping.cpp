@@ -183,17 +183,17 @@ void Stepping::step(const std::vector<double>& rates) {
     throw;
   }
   put_back();
-  if (factor_) {
-    for (size_t i = 0; i < groups.size(); ++i) {
-      double planned = first_rates_[i] * factor_(steps_), next = first_rates_[i] * factor_(steps_ + 1);
-      double changed = planned == last_rates_[i] || planned == 0 ? 1 : last_rates_[i] / planned;
-      groups[i].options().set_lr(changed == 1 ? next : next * changed);
-    }
-  }
   ++steps_;
   const size_t waited = std::erase_if(waiting_, [&](size_t i) { return !std::ranges::binary_search(unreached, i); });
   if (waited > 0) moments_are_known_ = false;
   gather_moments();
+  if (factor_) {
+    for (size_t i = 0; i < groups.size(); ++i) {
+      double planned = first_rates_[i] * factor_(steps_ - 1), next = first_rates_[i] * factor_(steps_);
+      double changed = planned == last_rates_[i] || planned == 0 ? 1 : last_rates_[i] / planned;
+      groups[i].options().set_lr(changed == 1 ? next : next * changed);
+    }
+  }
 }
 
 void Stepping::gather_moments() {
