@@ -102,6 +102,16 @@ def test_a_peer_blocked_in_a_collective_ends_and_the_first_failure_is_first(torc
     torched.run("dist.destroy_process_group()")
 
 
+def test_a_rank_that_ddip_ends_says_so_and_why(start: Any) -> None:
+    group = start(2)
+    error = failed(group, "import os\nif os.environ['RANK'] == '1': os.execlp('sleep', 'sleep', '600')")
+    assert error.lost[1].startswith("ended by ddip (SIGKILL): it closed its connection to ddip and lived on"), (
+        error.lost
+    )
+    assert "by someone" not in str(error)
+    assert "ended by ddip" in group.info()["ranks"][1]["why"]
+
+
 def test_rebuild_inside_a_cell_works_too(torched: Any) -> None:
     torched.run(INIT)
     failed(torched, "if rank == 0: raise ValueError\ndist.all_reduce(torch.ones(1))")

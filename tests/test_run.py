@@ -195,6 +195,18 @@ def test_pressing_three_times_always_ends_it(home: Path) -> None:
     assert left(home) == []
 
 
+def test_a_rank_that_is_killed_after_the_grace_says_by_whom(home: Path) -> None:
+    command = "trap '' INT TERM; echo ready; while true; do sleep 0.05; done"
+    with Running("run", "-n", "2", "--grace", "0.2", "--", "sh", "-c", command) as running:
+        running.wait_for("ready", 2)
+        running.signal()
+        assert running.end(10) == 137
+        assert any("ended by ddip (SIGKILL): it did not leave within 0.2 s" in line for line in running.err), (
+            running.err
+        )
+    assert left(home) == []
+
+
 def test_children_that_ranks_leave_behind_are_ended(home: Path) -> None:
     assert run("-n", "1", "--", "sh", "-c", "setsid sleep 100 & echo done") == ["done"]
     assert left(home) == []

@@ -181,8 +181,10 @@ void Ranks::on_ended(int rank) {
   const std::string others =
       ending_ || alive() == 0 ? ""
                               : fmt::format("; stopping the other {}", alive() == 1 ? "one" : std::to_string(alive()));
+  const bool by_us = ending.signal == SIGKILL && !killed_because_.empty();
   output_.say(context_.err.red("ddip run: ") + fmt::format("rank {} {}: {} (pid {}, after {}){}", rank,
-                                                           presses_ > 0 ? "ended" : "failed", describe(ending),
+                                                           presses_ > 0 ? "ended" : "failed",
+                                                           by_us ? kEndedByUs + killed_because_ : describe(ending),
                                                            entry.pid, duration(seconds), others));
   if (ending_) return;  // everybody has been told already
   ending_ = true;
@@ -197,6 +199,7 @@ void Ranks::begin_grace() {
 void Ranks::kill_if_late() {
   if (Clock::now() <= kill_at_) return;
   kill_at_ = Clock::time_point::max();
+  killed_because_ = fmt::format("it did not leave within {:g} s", options_.grace.count());
   send_all(SIGKILL);
 }
 

@@ -76,6 +76,7 @@ class Ranks {
   int first_failure_ = 0;
   int presses_ = 0;
   bool ending_ = false;
+  std::string killed_because_;  // SIGKILL went to all ranks; empty: it did not, or nobody is told
   Clock::time_point kill_at_ = Clock::time_point::max();
   const Clock::time_point begun_ = Clock::now();
 };

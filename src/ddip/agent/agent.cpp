@@ -37,9 +37,9 @@ const json kUnborn = {{"why", "the warm parent died before forking it"}};
 struct Worker {
   int rank = 0;
   uint32_t incarnation = 0;
-  pid_t pid = 0;           // 0: being forked
-  bool condemned = false;  // killed before its pid was known
-  bool killed = false;     // by us
+  pid_t pid = 0;               // 0: being forked
+  bool condemned = false;      // killed before its pid was known
+  std::string killed_because;  // by us; empty: not
   bool exec = false;
   MemoryWatch memory;
   std::unique_ptr<wire::Channel> channel;
@@ -61,6 +61,15 @@ std::string read_last_words(const Fd& file) {
   ssize_t count = file ? ::pread(file.get(), text.data(), text.size(), 0) : 0;
   text.resize(count > 0 ? static_cast<size_t>(count) : 0);
   return text;
+}
+
+// A worker that has to end itself leaves the reason as its last line; taken out of `words`.
+std::string take_own_reason(std::string& words) {
+  const size_t begin = words.rfind(kEndedByUs);
+  if (begin == std::string::npos || (begin > 0 && words[begin - 1] != '\n')) return "";
+  std::string line = words.substr(begin, words.find('\n', begin) - begin);
+  words.resize(begin);
+  return line;
 }
 
 }  // namespace
@@ -157,9 +166,14 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     warm_channel.reset();
     warm_died.cancel();
     warm_patience.cancel();
-    ::kill(warm_pid, SIGKILL);
     Ending ending;
-    std::string how = reap(warm_pid, ending) ? ddip::describe(ending) : reason;
+    std::string how;
+    if (reap(warm_pid, ending)) {
+      how = ddip::describe(ending);
+    } else {
+      ::kill(warm_pid, SIGKILL);
+      how = fmt::format("{}its connection broke ({})", kEndedByUs, reason);
+    }
     warm_pid = 0;
     early_exits.clear();
     bool was_warm = std::exchange(warmed, false);
@@ -308,13 +322,19 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
       return;
     }
     log("rank {} (pid {}): control socket {}", rank, worker->pid, reason);
+    // If we closed it, the worker ends itself as soon as it sees that.
+    if (reason != net::kClosedByPeer) worker->killed_because = fmt::format("its connection to ddip broke ({})", reason);
     std::weak_ptr<Core> weak = weak_from_this();
     worker->patience = loop.after(kReapPatience, [weak, rank, incarnation] {
       auto self = weak.lock();
       if (!self) return;
       Worker* worker = self->current(rank, incarnation);
       if (!worker) return;
-      worker->killed = true;
+      if (worker->killed_because.empty())
+        worker->killed_because =
+            "it closed its connection to ddip and lived on, out of reach (a descriptor that was not its own was "
+            "closed, "
+            "or it became another program by exec)";
       ::kill(worker->pid, SIGKILL);
     });
   }
@@ -344,16 +364,12 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     Worker* worker = current(rank, incarnation);
     if (!worker || worker->ending) return;
     if (worker->pid > 0) end_children(*worker);
-    if (how.value("signal", 0) == SIGKILL && !worker->killed) {
-      if (std::string why = worker->memory.why_killed(); !why.empty()) {
-        if (long kib = how.value("max_rss_kib", 0L); kib > 0) why += fmt::format("; it had {} MiB", kib / 1024);
-        how["why"] = why;
-      }
-      // What the kernel has counted now is told: of the next rank it would be a mistake.
-      for (auto& [other, one] : workers) one.memory.look(one.pid);
+    std::string words = read_last_words(worker->last_words);
+    if (how.value("signal", 0) == SIGKILL) {
+      if (std::string why = why_killed(*worker, words, how.value("max_rss_kib", 0L)); !why.empty()) how["why"] = why;
     }
     how["pid"] = worker->pid;
-    how["last_words"] = read_last_words(worker->last_words);
+    how["last_words"] = std::move(words);
     worker->ending = std::move(how);
     worker->died.cancel();
     if (!worker->channel->open()) return announce_gone(rank, incarnation);
@@ -361,6 +377,17 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     worker->patience = loop.after(kReapPatience, [weak, rank, incarnation] {
       if (auto self = weak.lock()) self->announce_gone(rank, incarnation);
     });
+  }
+
+  // Whose SIGKILL it was; empty if that is not known.
+  std::string why_killed(const Worker& worker, std::string& last_words, long max_rss_kib) {
+    if (!worker.killed_because.empty()) return kEndedByUs + worker.killed_because;
+    if (std::string why = take_own_reason(last_words); !why.empty()) return why;
+    std::string why = worker.memory.why_killed();
+    if (!why.empty() && max_rss_kib > 0) why += fmt::format("; it had {} MiB", max_rss_kib / 1024);
+    // What the kernel has counted now is told: of the next rank it would be a mistake.
+    for (auto& [other, one] : workers) one.memory.look(one.pid);
+    return why;
   }
 
   // Loader workers and subprocesses: its process group, and those in a session of their own, which its death has made
@@ -406,7 +433,7 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     return found != workers.end() && found->second.incarnation == incarnation ? &found->second : nullptr;
   }
 
-  void kill_worker(int rank, uint32_t incarnation) {
+  void kill_worker(int rank, uint32_t incarnation, const std::string& why) {
     for (auto waiting = waiting_spawns.begin(); waiting != waiting_spawns.end(); ++waiting) {
       if (waiting->rank == rank && waiting->id == incarnation) {
         waiting_spawns.erase(waiting);
@@ -415,7 +442,7 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
     }
     Worker* worker = current(rank, incarnation);
     if (!worker) return;
-    worker->killed = true;
+    worker->killed_because = why;
     if (worker->pid > 0)
       kill_tree(worker->pid);
     else
@@ -470,7 +497,9 @@ Agent::~Agent() = default;
 void Agent::on_message(Message message) {
   switch (message.type) {
     case Type::spawn: return core_->spawn_worker(message);
-    case Type::kill: return core_->kill_worker(message.rank, static_cast<uint32_t>(message.id));
+    case Type::kill:
+      return core_->kill_worker(message.rank, static_cast<uint32_t>(message.id),
+                                message.body.value("why", "it was told to end it"));
     default: return core_->to_workers(message);
   }
 }

@@ -112,6 +112,18 @@ struct FakeWorker {
       ::close(socket);
       for (;;) ::pause();
     }
+    if (what == "talk nonsense" || what == "not understand us") {
+      // A worker of ours ends itself when its connection breaks, whoever found it broken.
+      if (what == "talk nonsense") {
+        net::send_blocking(socket, std::string(100, 'x'));
+        pollfd end{socket, POLLIN, 0};
+        ::poll(&end, 1, -1);
+      } else {
+        const std::string line = kEndedByUs + std::string("its connection to ddip broke (as we say)\n");
+        [[maybe_unused]] ssize_t count = ::write(descriptors.at(1), line.data(), line.size());
+      }
+      ::raise(SIGKILL);
+    }
     say(Type::done, message.id, {{"descriptors", descriptors_came}});
   }
 };
@@ -294,7 +306,7 @@ class AgentTest : public testing::Test {
         {Type::spawn, rank, 1, incarnation, {{"environment", {{"WHO", "rank " + std::to_string(rank)}}}}, {}});
   }
   void kill(int rank, uint64_t incarnation = 1) {
-    agent->on_message({Type::kill, rank, 0, incarnation, json::object(), {}});
+    agent->on_message({Type::kill, rank, 0, incarnation, {{"why", "the test wants it"}}, {}});
   }
   void execute(int rank, uint64_t cell, const std::string& what) {
     agent->on_message({Type::execute, wire::kNoRank, 1, cell, {{"ranks", {rank}}, {"do", what}}, {}});
@@ -482,8 +494,35 @@ TEST_P(AgentContract, worker_that_gives_up_its_socket_is_ended) {
   spawn(0);
   pid_t pid = await(Type::joined, 0).body.at("pid").get<pid_t>();
   execute(0, 1, "close");
-  EXPECT_EQ(await(Type::exited, 0).body.at("signal"), SIGKILL);
+  const Message& exited = await(Type::exited, 0);
+  EXPECT_EQ(exited.body.at("signal"), SIGKILL);
+  const std::string why = exited.body.at("why");
+  EXPECT_TRUE(why.starts_with("ended by ddip (SIGKILL): it closed its connection to ddip and lived on")) << why;
   EXPECT_FALSE(alive(pid));
+}
+
+TEST_P(AgentContract, worker_that_is_killed_on_request_says_by_whom_and_why) {
+  spawn(0);
+  await(Type::joined, 0);
+  kill(0);
+  EXPECT_EQ(await(Type::exited, 0).body.at("why"), "ended by ddip (SIGKILL): the test wants it");
+}
+
+TEST_P(AgentContract, worker_whose_words_are_not_understood_ends_by_ddip) {
+  spawn(0);
+  await(Type::joined, 0);
+  execute(0, 1, "talk nonsense");
+  const std::string why = await(Type::exited, 0).body.at("why");
+  EXPECT_TRUE(why.starts_with("ended by ddip (SIGKILL): its connection to ddip broke (")) << why;
+}
+
+TEST_P(AgentContract, worker_that_ended_itself_gives_the_reason) {
+  spawn(0);
+  await(Type::joined, 0);
+  execute(0, 1, "not understand us");
+  const Message& exited = await(Type::exited, 0);
+  EXPECT_EQ(exited.body.at("why"), "ended by ddip (SIGKILL): its connection to ddip broke (as we say)");
+  EXPECT_EQ(exited.body.at("last_words"), "") << "it is said once";
 }
 
 TEST_P(AgentContract, stop_is_an_orderly_end) {

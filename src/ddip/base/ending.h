@@ -18,6 +18,9 @@ struct Ending {
 // Reaps our own (or adopted) child if it has ended; nothing otherwise.
 bool reap(pid_t pid, Ending& ending);
 
+// How the reason begins when ddip itself sent the SIGKILL; what follows says why.
+inline constexpr const char* kEndedByUs = "ended by ddip (SIGKILL): ";
+
 // "exit code 3", "killed by SIGKILL", "killed by SIGSEGV (core dumps are off)".
 std::string describe(const Ending& ending);
 

@@ -300,6 +300,7 @@ TEST_F(CoordinatorTest, restart_is_answered_when_the_rank_is_back) {
   Client client(path());
   client.say(Type::restart, 5, {{"ranks", {1}}});
   ASSERT_TRUE(net::run_until(loop, [&] { return told_agent(Type::kill, 1) != nullptr; }));
+  EXPECT_EQ(told_agent(Type::kill, 1)->body.at("why"), "replaced on request");
   from_agent(Type::exited, 1, 1, {{"why", "signal 9"}});
   ASSERT_NE(told_agent(Type::spawn, 1), nullptr);
   settle(client);

@@ -62,18 +62,22 @@ void Members::act(const membership::Spawn& spawn) {
 }
 
 void Members::act(const membership::Kill& kill) {
-  if (phase() != membership::Phase::stopping) return send_kill(kill);
+  if (phase() != membership::Phase::stopping) {
+    const membership::Member& member = at(kill.rank);
+    return send_kill(kill, member.status == membership::Status::lost ? "it " + member.why : "replaced on request");
+  }
   // An orderly end first: atexit functions run, files are flushed. Those who do not go are killed soon.
   events_.to_agent({Type::stop, kill.rank, epoch(), 0, json::object(), {}});
   stop_kills_.push_back(kill);
   if (stop_patience_) return;
   stop_patience_ = loop_.after(kStopPatience, [this] {
-    for (const membership::Kill& late : stop_kills_) send_kill(late);
+    for (const membership::Kill& late : stop_kills_)
+      send_kill(late, fmt::format("it did not leave within {} ms when the group stopped", kStopPatience.count()));
   });
 }
 
-void Members::send_kill(const membership::Kill& kill) {
-  events_.to_agent({Type::kill, kill.rank, 0, kill.incarnation, json::object(), {}});
+void Members::send_kill(const membership::Kill& kill, const std::string& why) {
+  events_.to_agent({Type::kill, kill.rank, 0, kill.incarnation, {{"why", why}}, {}});
 }
 
 void Members::act(const membership::AnnounceReady& ready) {

@@ -72,7 +72,7 @@ class Members {
   void act(const membership::AnnounceStartFailed& failed);
   void act(const membership::AnnounceStopped&);
   void act(const membership::Refuse& refuse);
-  void send_kill(const membership::Kill& kill);
+  void send_kill(const membership::Kill& kill, const std::string& why);
   void answer_restarts();
 
   net::Loop& loop_;

@@ -59,7 +59,7 @@ struct Connection::Core : std::enable_shared_from_this<Connection::Core> {
     ssize_t count = receive(socket.get(), scratch, received, MSG_DONTWAIT);
     if (count < 0 && (errno == EAGAIN || errno == EINTR)) return false;
     if (count <= 0) {
-      close(count == 0 || errno == ECONNRESET ? "closed by peer" : std::strerror(errno));
+      close(count == 0 || errno == ECONNRESET ? kClosedByPeer : std::strerror(errno));
       return false;
     }
     reader.feed({scratch.data(), static_cast<size_t>(count)});
@@ -107,7 +107,7 @@ struct Connection::Core : std::enable_shared_from_this<Connection::Core> {
       if (count < 0) {
         if (errno == EINTR) continue;
         if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ETOOMANYREFS) break;
-        std::string reason = errno == EPIPE || errno == ECONNRESET ? "closed by peer" : std::strerror(errno);
+        std::string reason = errno == EPIPE || errno == ECONNRESET ? kClosedByPeer : std::strerror(errno);
         loop.post([self = shared_from_this(), reason] { self->close(reason); });
         return;
       }

@@ -13,6 +13,9 @@
 
 namespace ddip::net {
 
+// The reason when it was the other side that closed, or ended.
+inline constexpr const char* kClosedByPeer = "closed by peer";
+
 struct Parcel {
   std::string body;
   std::vector<Fd> descriptors;

@@ -5,7 +5,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "ddip/base/ending.h"
 #include "ddip/base/error.h"
+#include "ddip/worker/crash.h"
 #include "ddip/worker/native_frame.h"
 
 namespace ddip::worker {
@@ -91,9 +93,11 @@ Control::Control(ControlOptions options)
 Control::~Control() = default;
 
 std::unique_ptr<wire::Channel> Control::open_channel() {
-  auto on_closed = [](const std::string&) {
-    // The agent is gone, and with it the group. Nothing of the user's is at stake here that is not already lost; the
-    // whole process group goes, so no child stays behind.
+  auto on_closed = [](const std::string& reason) {
+    // The agent is gone, and with it the group, or we can not understand it. Nothing of the user's is at stake here
+    // that is not already lost; the whole process group goes, so no child stays behind.
+    if (reason != net::kClosedByPeer)
+      leave_last_line(fmt::format("{}its connection to ddip broke ({})", kEndedByUs, reason));
     ::kill(0, SIGKILL);
     ::_exit(1);
   };

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 
@@ -19,6 +20,7 @@
 #include "ddip/net/local_socket.h"
 #include "ddip/testing/own_output.h"
 #include "ddip/wire/codec.h"
+#include "ddip/worker/crash.h"
 
 namespace ddip::worker {
 namespace {
@@ -585,7 +587,8 @@ namespace {
 
 // How a worker with a child ends when `what` happens at the agent's end.
 template <typename What>
-void worker_group_dies_of(What what) {
+void worker_group_dies_of(What what, const std::string& last_line = "") {
+  const Fd words(::memfd_create("last-words", MFD_CLOEXEC));
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
   Fd watch(ends[0]), held(ends[1]);
@@ -600,6 +603,7 @@ void worker_group_dies_of(What what) {
       for (;;) ::pause();
     }
     FakeAgent agent(std::move(ours));
+    keep_last_words(words.get());
     ControlOptions options;
     options.socket = std::move(theirs);
     Control control(std::move(options));
@@ -614,6 +618,9 @@ void worker_group_dies_of(What what) {
   EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << status;
   pollfd event{watch.get(), POLLIN, 0};
   EXPECT_EQ(::poll(&event, 1, 5000), 1) << "its child lives on";
+  std::string said(4096, '\0');
+  said.resize(static_cast<size_t>(std::max<ssize_t>(0, ::pread(words.get(), said.data(), said.size(), 0))));
+  EXPECT_EQ(said, last_line);
 }
 
 }  // namespace
@@ -623,7 +630,8 @@ TEST(ControlEnd, worker_without_an_agent_ends_with_its_children) {
 }
 
 TEST(ControlEnd, worker_that_is_sent_garbage_ends_with_its_children) {
-  worker_group_dies_of([](FakeAgent& agent) { agent.send(Type::welcome, 0); });
+  worker_group_dies_of([](FakeAgent& agent) { agent.send(Type::welcome, 0); },
+                       "ended by ddip (SIGKILL): its connection to ddip broke (a worker does not expect welcome)\n");
 }
 
 }  // namespace ddip::worker
