@@ -172,8 +172,18 @@ def test_a_display_that_is_updated_shows_its_last_state_once(notebook: Kernel) -
         "for i in range(5):\n    handle.update(HTML(f'state {i}'))"
     )
     assert said.of_type("text/html") == ["state 4"]
+
+
+def test_a_display_of_an_earlier_cell_is_updated_where_it_is(notebook: Kernel) -> None:
+    first = notebook.do(
+        "%%dip\nfrom IPython.display import HTML, display\nhandle = display(HTML('first'), display_id=True)"
+    )
+    second = notebook.do("%%dip\nother = display(HTML(f'rank {r}'), display_id='named')")
     later = notebook.do("%%dip\nhandle.update(HTML('from another cell'))\ndisplay(HTML('own'))")
     assert later.of_type("text/html") == ["own"]
+    assert first.of_type("text/html") == ["from another cell"]
+    notebook.do("%%dip\nother.update(HTML(f'rank {r} again'))")
+    assert second.of_type("text/html") == ["rank 0 again"], "of the rank that is shown"
 
 
 def test_clear_output_wipes_what_each_rank_said_before(notebook: Kernel) -> None:

@@ -9,6 +9,7 @@ from ddip.display.merged import Merged
 from ddip.display.plain import Plain
 from ddip.display.rank_lines import RankLines, prefixed
 from ddip.display.screen import Screen, screen_for
+from ddip.display.shown import Shown
 
 
 class Renderer(Protocol):
@@ -43,10 +44,13 @@ class Quiet:
         pass
 
 
-def renderer(screen: Screen, see: list[int], plain: bool = False, quiet: bool = False) -> Renderer:
+def renderer(
+    screen: Screen, see: list[int], plain: bool = False, quiet: bool = False, shown: Shown | None = None
+) -> Renderer:
+    """`shown`: the displays of earlier cells, which this one may update."""
     if quiet or not see:
         return Quiet()
-    return Plain(screen, see) if plain else Merged(screen, see)
+    return Plain(screen, see) if plain else Merged(screen, see, shown)
 
 
-__all__ = ["RankLines", "Renderer", "Screen", "prefixed", "renderer", "screen_for"]
+__all__ = ["RankLines", "Renderer", "Screen", "Shown", "prefixed", "renderer", "screen_for"]

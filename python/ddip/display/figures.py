@@ -7,6 +7,7 @@ from typing import Any
 from ddip.display.joined import Joined
 from ddip.display.rank_lines import label, prefix
 from ddip.display.screen import Screen, new_handle
+from ddip.display.shown import Shown
 
 # Figures that belong together come within this time, or are shown by rank.
 PATIENCE = 0.3
@@ -23,14 +24,14 @@ class Figures:
     """Rich displays: the k-th of every rank belong together. Equal ones are shown once, also when one comes late; of
     those that are updated in place (bars) only the lowest rank's is shown; others carry their rank."""
 
-    def __init__(self, screen: Screen, see: list[int]) -> None:
+    def __init__(self, screen: Screen, see: list[int], shown: Shown | None = None) -> None:
         self._screen = screen
         self._see = see
         self._joined = Joined(screen)
         self._open = set(see)
         self._count = {rank: 0 for rank in see}
         self._waiting: dict[int, tuple[float, dict[int, dict[str, Any]]]] = {}
-        self._shown: dict[tuple[int, str], str | None] = {}  # (rank, its display id) → ours; None: not shown
+        self._shown = shown or Shown()
         self._labelled: dict[
             int, list[tuple[list[int], Any, str | None]]
         ] = {}  # k → (ranks, data, handle of the label)
@@ -40,14 +41,7 @@ class Figures:
         if self._joined.takes(body, arrived):
             return
         if body["kind"] == "update":
-            handle = self._shown.get((rank, identity))
-            if handle is not None:
-                self._screen.bundle(body["data"], body["metadata"], handle, update=True)
-            elif (rank, identity) not in self._shown:
-                for _, waiting in self._waiting.values():
-                    if rank in waiting and waiting[rank]["transient"].get("display_id") == identity:
-                        waiting[rank] = {**body, "kind": "display"}
-            return
+            return self._update(rank, identity, body)
         number = self._count[rank]
         self._count[rank] += 1
         for ranks, data, handle in self._labelled.get(number, []):
@@ -57,6 +51,15 @@ class Figures:
                 self._screen.region(handle, text)
                 return
         self._waiting.setdefault(number, (arrived + PATIENCE, {}))[1][rank] = body
+
+    def _update(self, rank: int, identity: str, body: dict[str, Any]) -> None:
+        for _, waiting in self._waiting.values():
+            if rank in waiting and waiting[rank]["transient"].get("display_id") == identity:
+                waiting[rank] = {**body, "kind": "display"}
+                return
+        handle = self._shown.handle(rank, identity)
+        if handle is not None:
+            self._screen.bundle(body["data"], body["metadata"], handle, update=True)
 
     def waits_for(self, rank: int) -> bool:
         """Whether a figure of this rank is not shown yet."""
@@ -102,7 +105,7 @@ class Figures:
             for rank in ranks:
                 identity = bodies[rank]["transient"].get("display_id")
                 if identity:
-                    self._shown[(rank, identity)] = handle if rank == ranks[0] else None
+                    self._shown.remember(rank, identity, handle if rank == ranks[0] else None)
             if hidden:
                 continue
             if len(ranks) < len(self._see) and not updatable:

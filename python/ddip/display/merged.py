@@ -12,6 +12,7 @@ from ddip.cell import Event
 from ddip.display.figures import Figures, is_text
 from ddip.display.rank_lines import prefixed
 from ddip.display.screen import Screen
+from ddip.display.shown import Shown
 
 # Jupyter drops what comes faster than 1,000 messages or 1 MB a second.
 RENDER_INTERVAL = 0.1
@@ -30,11 +31,12 @@ REMEMBERED_BYTES = 4 << 20
 class Merged:
     """By difference."""
 
-    def __init__(self, screen: Screen, see: list[int]) -> None:
+    def __init__(self, screen: Screen, see: list[int], shown: Shown | None = None) -> None:
         self._screen = screen
         self._see = see
         self._open = set(see)
-        self._figures = Figures(screen, see)
+        self._shown_before = shown or Shown()
+        self._figures = Figures(screen, see, self._shown_before)
         self._notes: list[str] = []
         self._dirty = False
         self._next_render = 0.0
@@ -123,7 +125,7 @@ class Merged:
         notes = self._notes
         self._begin_region()
         self._notes = notes
-        self._figures = Figures(self._screen, self._see)
+        self._figures = Figures(self._screen, self._see, self._shown_before)
         for rank in self._see:
             if rank not in self._open:
                 self._text.close(rank)

@@ -27,6 +27,7 @@ class CellRunner:
         self._here = here
         self._autodip = autodip
         self._own_magics = own_magics
+        self._shown = display.Shown()
         self.stuck: set[int] = set()  # cells that one press of stop did not end
 
     def run(self, source: str, options: dict[str, Any]) -> None:
@@ -67,7 +68,7 @@ class CellRunner:
         }  # fmt: skip
         with HeldInterrupt() as held:
             cell = group.submit(body, ranks, keep_all=False)
-            renderer = display.renderer(screen, see, options["plain"], options["quiet"])
+            renderer = display.renderer(screen, see, options["plain"], options["quiet"], self._shown)
             if options["async"]:
                 ShowInBackground(cell, renderer, screen).start()
                 return self._leave_running(cell, options["async_name"])
