@@ -102,6 +102,20 @@ def test_a_peer_blocked_in_a_collective_ends_and_the_first_failure_is_first(torc
     torched.run("dist.destroy_process_group()")
 
 
+@pytest.mark.parametrize(
+    "close", ["os.close(1); os.close(2)", "os.closerange(0, 3)", "f = open('/dev/null'); os.close(1)"]
+)
+def test_a_cell_that_closes_its_streams_does_not_harm_later_ones(start: Any, close: str) -> None:
+    group = start(2)
+    code = f"import os\n{close}\nfile = open('/dev/null')\n[b'x' * 200_000, list(range(5))]"
+    assert [result.value[1] for result in group.run(code)] == [[0, 1, 2, 3, 4]] * 2, "its own value comes, too"
+    for _ in range(3):  # the first may still repair what the second needs
+        results = group.run("print('python'); os.system('echo program; echo error >&2'); [b'x' * 200_000, 7]")
+        assert [(one.value[1], one.stdout, one.stderr) for one in results] == [(7, "python\nprogram\n", "error\n")] * 2
+    group.run("del file")
+    assert [one.stdout for one in group.run("os.system('echo after')")] == ["after\n"] * 2
+
+
 def test_a_rank_that_ddip_ends_says_so_and_why(start: Any) -> None:
     group = start(2)
     error = failed(group, "import os\nif os.environ['RANK'] == '1': os.execlp('sleep', 'sleep', '600')")

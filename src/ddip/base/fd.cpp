@@ -12,4 +12,6 @@ Fd Fd::duplicate() const {
   return copy;
 }
 
+Fd above_standard(Fd fd) { return fd && fd.get() <= 2 ? fd.duplicate() : std::move(fd); }
+
 }  // namespace ddip

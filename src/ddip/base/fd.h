@@ -33,4 +33,8 @@ class Fd {
   int fd_ = -1;
 };
 
+// The same file, but never as 0, 1 or 2. Those are free while a program has closed its standard streams, and whoever
+// puts them back would close ours. Nothing stays nothing; errno is kept.
+Fd above_standard(Fd fd);
+
 }  // namespace ddip

@@ -28,6 +28,20 @@ TEST(Fd, closes_itself_once_however_it_was_moved) {
   EXPECT_FALSE(is_open(number));
 }
 
+TEST(Fd, is_moved_above_the_standard_streams) {
+  const Fd saved(::fcntl(0, F_DUPFD_CLOEXEC, 3));
+  ::close(0);
+  Fd low = null();
+  const int number = low.get();
+  const Fd high = above_standard(std::move(low));
+  const bool was_closed = !is_open(0);
+  if (saved) ::dup2(saved.get(), 0);
+  EXPECT_EQ(number, 0);
+  EXPECT_GT(high.get(), 2);
+  EXPECT_TRUE(was_closed);
+  EXPECT_FALSE(above_standard(Fd()));
+}
+
 TEST(Fd, assignment_closes_what_was_there_and_release_gives_it_away) {
   Fd one = null(), two = null();
   int old = one.get();

@@ -26,7 +26,7 @@ ssize_t receive(int socket, std::string& into, std::deque<Fd>& received, int fla
     for (size_t index = 0; index < number; ++index) {
       int fd;
       std::memcpy(&fd, CMSG_DATA(header) + index * sizeof(int), sizeof fd);
-      received.emplace_back(fd);
+      received.push_back(above_standard(Fd(fd)));
     }
   }
   // At most the rest of one frame and the first bytes of the next are unread, so more belong to no frame at all.

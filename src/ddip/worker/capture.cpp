@@ -46,11 +46,13 @@ Capture::~Capture() = default;
 std::shared_ptr<Capture::Pipe> Capture::make_pipe(Stream stream) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw_errno("pipe for output");
+  Fd read_end(ends[0]), write_end(ends[1]);
   auto pipe = std::make_shared<Pipe>();
   pipe->stream = stream;
-  pipe->read_end.reset(ends[0]);
-  pipe->write_end.reset(ends[1]);
-  ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  // A cell may have closed 1 and 2; at its end they are ours again.
+  pipe->read_end = above_standard(std::move(read_end));
+  pipe->write_end = above_standard(std::move(write_end));
+  ::fcntl(pipe->read_end.get(), F_SETFL, O_NONBLOCK);
   return pipe;
 }
 

@@ -47,6 +47,24 @@ class CaptureTest : public testing::Test {
 
 }  // namespace
 
+TEST_F(CaptureTest, cell_that_closes_its_streams_does_not_harm_the_next) {
+  capture->switch_to(1);
+  ::close(1);
+  ::close(2);
+  capture->prepare();  // whose pipes must not become 1 and 2
+  capture->switch_to(0);
+  ::close(1);  // by a file of the cell that had this number and closes only now
+  capture->prepare();
+  for (uint64_t cell : {2, 3}) {
+    capture->switch_to(cell);
+    put(1, "said");
+    put(2, "said, too");
+    capture->switch_to(0);
+    capture->prepare();
+    EXPECT_TRUE(net::run_until(loop, [&] { return out(cell) == "said" && err(cell) == "said, too"; })) << cell;
+  }
+}
+
 TEST_F(CaptureTest, what_is_written_belongs_to_the_cell_of_that_time) {
   put(1, "before");
   capture->switch_to(1);
