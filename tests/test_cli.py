@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -538,6 +539,67 @@ def on_a_terminal(*arguments: str, **environment: str) -> bytes:
     os.close(terminal)
     os.waitpid(pid, 0)
     return text
+
+
+class Asked:
+    """`ddip exec` on a terminal, at a question of rank 0."""
+
+    def __init__(self, code: str, prompt: bytes) -> None:
+        self.pid, self.terminal = pty.fork()
+        if self.pid == 0:
+            os.execve(
+                PROGRAM, [PROGRAM, "exec", "--ranks", "0", code], {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
+            )
+        self.text = b""
+        self.read_to(prompt)
+
+    def read_to(self, prompt: bytes) -> None:
+        while prompt not in self.text:
+            self.text += os.read(self.terminal, 65536)
+
+    def type(self, text: bytes) -> None:
+        os.write(self.terminal, text)
+
+    def end(self, typed: bytes) -> int:
+        """The exit code, after all that is shown is in `text`."""
+        self.type(typed)
+        with contextlib.suppress(OSError):  # its other end is closed
+            while part := os.read(self.terminal, 65536):
+                self.text += part
+        os.close(self.terminal)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def test_what_is_typed_for_getpass_is_not_shown(group: Path) -> None:
+    asked = Asked(
+        "import getpass\nprint(getpass.getpass('secret? ')[::-1])\nprint('hello', input('name? '))", b"secret? "
+    )
+    asked.type(b"12345\n")
+    asked.read_to(b"name? ")
+    code = asked.end(b"somebody\n")
+    assert code == 0 and b"12345" not in asked.text and b"54321" in asked.text, asked.text
+    assert asked.text.count(b"somebody") == 2, "a plain question echoes again"
+
+
+# The first rung of the interrupt is only counted, so that an answer, if one comes with it, has the time to be seen.
+AT_A_QUESTION = """
+import signal
+rungs = []
+def climb(*_):
+    rungs.append(1)
+    if len(rungs) > 1: raise KeyboardInterrupt
+before = signal.signal(signal.SIGINT, climb)
+try: print('got', input('name? '))
+except KeyboardInterrupt: print('stopped'); raise
+finally: signal.signal(signal.SIGINT, before)
+"""
+
+
+def test_ctrl_c_at_a_question_answers_nothing(group: Path) -> None:
+    asked = Asked(AT_A_QUESTION, b"name? ")
+    code = asked.end(b"half\x03")
+    assert code == 1 and b"stopped" in asked.text and b"got" not in asked.text, asked.text
+    assert ddip("exec", "--ranks", "0", "print('next')").stdout == "[0] next\n"
 
 
 def test_colours_only_on_a_terminal_that_wants_them(group: Path) -> None:

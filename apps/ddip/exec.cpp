@@ -17,8 +17,10 @@
 #include "explanation.h"
 #include "find_group.h"
 #include "past.h"
+#include "question.h"
 #include "replaced.h"
 #include "tables.h"
+#include "write_all.h"
 
 namespace ddip::app {
 
@@ -39,16 +41,7 @@ volatile sig_atomic_t presses = 0;
 void count_presses() {
   struct sigaction action{};
   action.sa_handler = [](int) { presses = presses + 1; };
-  ::sigaction(SIGINT, &action, nullptr);  // without SA_RESTART: a read for input() ends too
-}
-
-void write_all(int fd, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t count = ::write(fd, bytes.data(), bytes.size());
-    if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-    if (count < 0) throw_errno("write");
-    bytes.remove_prefix(static_cast<size_t>(count));
-  }
+  ::sigaction(SIGINT, &action, nullptr);  // without SA_RESTART: a question ends too
 }
 
 std::string first_line(const std::string& code) {
@@ -170,15 +163,15 @@ class Execution {
                            event.rank, cell_);
     }
     output_.refresh();
-    write_all(2, fmt::format("[{}] {}", event.rank, event.body.value("prompt", "")));
-    std::string line;
-    for (char byte = 0; byte != '\n';) {
-      const ssize_t count = ::read(0, &byte, 1);
-      if (count < 0 && errno == EINTR) break;
-      if (count <= 0) return client_->send(Type::input_reply, {{"error", "end of input"}}, event.rank, cell_);
-      if (byte != '\n') line += byte;
-    }
-    client_->send(Type::input_reply, {{"text", line}}, event.rank, cell_);
+    const Answer answer = ask(fmt::format("[{}] {}", event.rank, event.body.value("prompt", "")),
+                              event.body.value("secret", false), [this] { return presses != seen_; });
+    const bool interrupted = answer.kind == Answer::Kind::interrupted;
+    // The first press interrupts the cell, and with it the rank that asks; later ones do not.
+    if (interrupted && stage_ == Stage::running) return;
+    const json reply = answer.kind == Answer::Kind::line
+                           ? json{{"text", answer.text}}
+                           : json{{"error", interrupted ? "interrupted" : "end of input"}};
+    client_->send(Type::input_reply, reply, event.rank, cell_);
   }
 
   int conclude() {
