@@ -186,6 +186,37 @@ def test_a_display_of_an_earlier_cell_is_updated_where_it_is(notebook: Kernel) -
     assert second.of_type("text/html") == ["rank 0 again"], "of the rank that is shown"
 
 
+def test_what_a_thread_says_after_its_cell_is_shown_under_that_cell(notebook: Kernel, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    code = f"""
+import os, threading, time
+from IPython.display import HTML, display
+def late():
+    while not os.path.exists({str(gate)!r}): time.sleep(0.005)
+    print('late')
+    if r == 0: handle.update(HTML('new'))
+handle = display(HTML('old'), display_id=True)
+threading.Thread(target=late).start()
+print('in time')
+"""
+    own = "print(get_ipython().get_parent()['header']['msg_id'])"
+    said = notebook.do(f"{own}\nget_ipython().run_cell_magic('dip', '', {code!r})")
+    parent, *lines = said.lines
+    assert lines[-1] == "in time" and "late" not in said.text
+    notebook.do("%%dip\nprint('another cell')")
+    gate.touch()
+    messages = notebook.messages(
+        lambda seen: (
+            sum("late" in str(one["content"]) for one in seen) == 2
+            and any("new" in str(one["content"]) for one in seen)
+        )
+    )
+    late = [one for one in messages if one["msg_type"] in ("stream", "update_display_data")]
+    assert {one["parent_header"]["msg_id"] for one in late} == {parent}
+    assert sorted(one["content"]["text"] for one in late if one["msg_type"] == "stream") == ["[0] late\n", "[1] late\n"]
+    assert [one["content"]["data"]["text/html"] for one in late if one["msg_type"] != "stream"] == ["new"]
+
+
 def test_clear_output_wipes_what_each_rank_said_before(notebook: Kernel) -> None:
     assert notebook.do(
         "%%dip\nfrom IPython.display import clear_output\nprint('old', r); clear_output(); print('new')"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,17 @@ class Kernel:
         refused = [output for output in outputs.all if output.get("name") == "stderr" and "UsageError" in output.text]
         assert outputs.error is None and not refused, f"{source}\n{outputs.text}"
         return outputs
+
+    def messages(self, enough: Callable[[list[Any]], bool], seconds: float = 10) -> list[Any]:
+        """What the kernel publishes between cells, until it is enough; nbclient looks at the running cell's only."""
+        from jupyter_core.utils import run_sync
+
+        seen: list[Any] = []
+        deadline = time.monotonic() + seconds
+        while not enough(seen):
+            assert time.monotonic() < deadline, seen
+            seen.append(run_sync(self._client.kc.get_iopub_msg)(timeout=seconds))
+        return seen
 
     @property
     def pid(self) -> int:

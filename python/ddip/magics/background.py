@@ -7,15 +7,19 @@ import contextlib
 from ddip import display, following
 from ddip.cell import Cell
 from ddip.errors import PeerLost, RankError
+from ddip.magics.late_output import LateOutput
 
 
 class ShowInBackground:
     """On a thread of its own, until the cell is over."""
 
-    def __init__(self, cell: Cell, renderer: display.Renderer, screen: display.Screen) -> None:
+    def __init__(
+        self, cell: Cell, renderer: display.Renderer, screen: display.Screen, late: LateOutput | None = None
+    ) -> None:
         self._cell = cell
         self._renderer = renderer
         self._screen = screen
+        self._late = late
 
     def start(self) -> None:
         self._cell.follow_with(self._run)
@@ -39,6 +43,8 @@ class ShowInBackground:
         if not cell.finished:
             return  # the interpreter ends, the cell goes on; whoever attaches next is shown all of it
         self._renderer.finish()
+        if self._late is not None:
+            self._late.cell_ended(cell)
         if cell.lost is not None:
             self._screen.append(2, f"ddip: {cell.lost}\n")
             return

@@ -16,6 +16,7 @@ from ddip.magics.autodip import AutodipSwitch
 from ddip.magics.background import ShowInBackground
 from ddip.magics.failures import FailedHere
 from ddip.magics.follower import Follower
+from ddip.magics.late_output import LateOutput
 from ddip.magics.notebook_group import NotebookGroup
 
 SHOWN = 10  # of what differs
@@ -28,6 +29,7 @@ class CellRunner:
         self._autodip = autodip
         self._own_magics = own_magics
         self._shown = display.Shown()
+        self._late: LateOutput | None = None
         self.stuck: set[int] = set()  # cells that one press of stop did not end
 
     def run(self, source: str, options: dict[str, Any]) -> None:
@@ -66,21 +68,33 @@ class CellRunner:
             "want_value": bool(options["out"] or options["async"]), "name": options["async_name"], "colours": screen.coloured,
             "app_command": options["app_command"],
         }  # fmt: skip
+        late = self._late_output(group) if screen.rerenders and see and not options["quiet"] else None
         with HeldInterrupt() as held:
-            cell = group.submit(body, ranks, keep_all=False)
+            cell = group.submit(body, ranks, keep_all=False) if late is None else late.submit(body, ranks, screen, see)
             renderer = display.renderer(screen, see, options["plain"], options["quiet"], self._shown)
             if options["async"]:
-                ShowInBackground(cell, renderer, screen).start()
+                ShowInBackground(cell, renderer, screen, late).start()
                 return self._leave_running(cell, options["async_name"])
             if not options["out"]:
                 cell.drop_output()  # it is on the screen, and in the journal
-            Follower(self._shell, cell, renderer, self.stuck).follow(held)
+            try:
+                Follower(self._shell, cell, renderer, self.stuck).follow(held)
+            finally:
+                if late is not None:
+                    late.cell_ended(cell)
         if options["out"]:
             self._shell.user_ns[options["out"]] = cell.results()
         if options["verbose"]:
             print(footer(cell))
         if options["check"]:
             print(checked(group, options["check"], ranks))
+
+    def _late_output(self, group: groups.Group) -> LateOutput:
+        if self._late is None or self._late.group is not group:
+            if self._late is not None:
+                self._late.close()
+            self._late = LateOutput(group, self._shown)
+        return self._late
 
     def _leave_running(self, cell: Cell, name: str) -> None:
         if name:

@@ -262,7 +262,12 @@ void Cells::settle(Request& request, int rank, json body) {
 }
 
 void Cells::record(const Request* request, const Records::About& about, std::string_view body) {
-  if (!request || !request->silent) return records_.add(about, body);
+  if (!request) {
+    Records::About late = about;
+    late.late = about.cell != 0;
+    return records_.add(late, body);
+  }
+  if (!request->silent) return records_.add(about, body);
   if (Session* session = door_.find(request->session)) records_.tell(*session, about, body);
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "ddip/base/error.h"
@@ -176,6 +177,7 @@ struct Coordinator::Core {
   }
 
   void on_watch(Session& session, const Message& message) {
+    if (message.body.value("late", false)) return records.watch_late(session, message.id);
     Records::Watch watch{message.id, {}, cells.first_open()};
     if (message.body.contains("after")) watch.after = message.body.at("after").get<uint64_t>();
     records.watch(session, watch);
@@ -198,8 +200,9 @@ struct Coordinator::Core {
                        {"device", members.environment(rank).value("DDIP_DEVICE", "cpu")}});
     }
     json clients = json::array();
-    for (const Session& session : door.sessions())
-      clients.push_back({{"client", session.client}, {"pid", session.pid}});
+    for (const Session& session : door.sessions()) {
+      if (session.is_client()) clients.push_back({{"client", session.client}, {"pid", session.pid}});
+    }
     json facts = options.facts;
     facts.update({{"name", options.name},
                   {"app", members.environment(0).value("DDIP_APP", "")},
@@ -242,7 +245,7 @@ struct Coordinator::Core {
 
   void look_again_in(std::chrono::nanoseconds pause) {
     idle_timer = loop.after(pause, [this] {
-      if (cells.any_open() || !door.sessions().empty()) touch();
+      if (cells.any_open() || std::ranges::any_of(door.sessions(), &Session::is_client)) touch();
       auto left = last_touched + idle_time() - std::chrono::steady_clock::now();
       if (left > std::chrono::nanoseconds(0)) return look_again_in(left);
       stop(fmt::format("nobody used it for {} s (--idle)", options.idle));

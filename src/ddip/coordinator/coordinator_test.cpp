@@ -172,6 +172,45 @@ TEST_F(CoordinatorTest, cell_ends_once_every_rank_has_ended) {
   EXPECT_EQ(client.records(cell).back(), "cell_done: {}");
 }
 
+TEST_F(CoordinatorTest, what_is_said_after_a_cells_end_goes_to_those_who_wait_for_that) {
+  open(1);
+  Client client(path()), late(path(), "");
+  late.say(Type::watch, 4, {{"late", true}});
+  until_heard(late, Type::caught_up, 4);
+  uint64_t cell = execute(client, {{"ranks", json::array()}});
+  print(0, cell, "in time");
+  finish(0, cell);
+  print(0, cell, "late");
+  print(0, 0, "between cells");
+  settle(client);
+  settle(late);
+  EXPECT_EQ(late.records(cell), std::vector<std::string>{"output: late"});
+  EXPECT_EQ(late.records(0), std::vector<std::string>{});
+  EXPECT_EQ(client.records(cell).size(), 3u) << "output and two endings";
+  client.say(Type::info, 9);
+  until_heard(client, Type::answer, 9);
+  EXPECT_EQ(client.find(Type::answer, 9)->body.at("clients").size(), 1u) << "it is nobody of its own";
+}
+
+TEST_F(CoordinatorTest, late_output_that_nobody_takes_is_left_to_the_journal) {
+  open(1);
+  Client client(path()), late(path(), "");
+  late.say(Type::watch, 4, {{"late", true}});
+  until_heard(late, Type::caught_up, 4);
+  uint64_t cell = execute(client, {{"ranks", json::array()}});
+  finish(0, cell);
+  constexpr size_t kPrints = 100;
+  for (size_t number = 0; number < kPrints; ++number) print(0, cell, std::string(100'000, 'x'));
+  settle(late);
+  print(0, cell, "at last");
+  settle(late);
+  const std::vector<std::string> records = late.records(cell);
+  EXPECT_LT(records.size(), kPrints);
+  ASSERT_GT(records.size(), 2u);
+  EXPECT_EQ(records[records.size() - 2], "gap: lines left out (%diplog)");
+  EXPECT_EQ(records.back(), "output: at last");
+}
+
 TEST_F(CoordinatorTest, rank_named_twice_runs_a_cell_once) {
   open(3);
   Client client(path());

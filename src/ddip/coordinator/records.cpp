@@ -48,6 +48,18 @@ void send(Session& session, const Records::About& about, uint64_t sequence, int6
     session.channel->send(record);
 }
 
+// There is no falling behind: it would never come to an end if a thread goes on and on.
+void give_late(Session& session, const Records::About& about, uint64_t sequence, int64_t time_us,
+               std::string_view body) {
+  if (full(session)) {
+    session.following.late_left_out = true;
+    return;
+  }
+  if (std::exchange(session.following.late_left_out, false))
+    send(session, {RecordKind::gap, about.cell}, 0, time_us, "lines left out (%diplog)");
+  send(session, about, sequence, time_us, body);
+}
+
 }  // namespace
 
 Records::Records(net::Loop& loop, Door& door, std::filesystem::path folder, CaughtUp caught_up)
@@ -62,7 +74,8 @@ void Records::add(const About& about, std::string_view body) {
   const uint64_t sequence = journal_.append(about.kind, about.cell, about.rank, about.stream, body, time_us);
   for (Session& session : door_.sessions()) {
     Following& following = session.following;
-    if (following.lagging) continue;
+    if (following.late && about.late) give_late(session, about, sequence, time_us, body);
+    if (following.late || following.lagging) continue;
     if (interested(following, about.cell, about.kind)) {
       if (full(session)) {
         following.lagging = true;
@@ -102,6 +115,11 @@ void Records::watch(Session& session, const Watch& watch) {
   begin_at(session, watch);
   catch_up(session);
   if (following.only_unfinished && following.first_cell == UINT64_MAX) following.only_unfinished = false;
+}
+
+void Records::watch_late(Session& session, uint64_t request) {
+  session.following.late = true;
+  caught_up_(session, request);
 }
 
 void Records::begin_at(Session& session, const Watch& watch) {

@@ -23,6 +23,7 @@ class Records {
     uint64_t cell = 0;  // 0: of no cell
     int rank = wire::kNoRank;
     uint8_t stream = 0;
+    bool late = false;  // said after the cell's end, by a thread of it
   };
   struct Watch {
     uint64_t request;                         // the client's own number
@@ -47,6 +48,9 @@ class Records {
   void follow(Session& session, uint64_t cell) { session.following.cells.insert(cell); }
   // It is given those of every cell.
   void watch(Session& session, const Watch& watch);
+  // It is given what is said after its cell's end, from now on, and nothing else; what it does not take in time is left
+  // to the journal.
+  void watch_late(Session& session, uint64_t request);
   // Gives a session that fell behind, or has just come, what it missed, as far as its queue takes it.
   void catch_up(Session& session);
 

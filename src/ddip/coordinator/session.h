@@ -22,6 +22,8 @@ struct Following {
   uint64_t watch_request = 0;    // to be answered by caught_up; 0: none
   uint64_t cursor = 0;           // last journal record it has been given, or did not care for
   bool lagging = false;          // its queue was full: the rest comes from the journal
+  bool late = false;             // wants nothing but what threads of cells say after the cells' ends
+  bool late_left_out = false;    // its queue was full: some of that only the journal has
 };
 
 struct Session {
@@ -32,6 +34,9 @@ struct Session {
   Following following;
   Fd pidfd;
   net::Loop::Handle died;
+
+  // One that waits for late output stands beside another of the same client: it is nobody, and keeps no group alive.
+  bool is_client() const { return !following.late; }
 
   // `request` is the client's own number.
   void answer(uint32_t epoch, uint64_t request, wire::json body) {
