@@ -126,6 +126,20 @@ def test_a_rank_that_ddip_ends_says_so_and_why(start: Any) -> None:
     assert "ended by ddip" in group.info()["ranks"][1]["why"]
 
 
+@pytest.mark.parametrize(
+    "code", ["x = '" + "a" * (17 << 20) + "'", "x = '''" + "\x01" * (3 << 20) + "'''"], ids=["here", "as JSON"]
+)
+def test_a_cell_that_is_too_large_is_refused_in_one_line_and_changes_nothing(start: Any, code: str) -> None:
+    group = start(2)
+    watcher = ddip.attach(group.name)
+    watcher.client.request("watch", {}, 10.0)  # is told of every cell's source
+    with pytest.raises(ddip.ConfigError, match=r"MiB.* read its data from a file, or push\(\) it") as error:
+        group.run(code)
+    assert "\n" not in str(error.value)
+    assert [result.value for result in group.run("globals().get('x')")] == [None, None]
+    assert watcher.info()["ranks"][0]["status"] == "ready"
+
+
 def test_rebuild_inside_a_cell_works_too(torched: Any) -> None:
     torched.run(INIT)
     failed(torched, "if rank == 0: raise ValueError\ndist.all_reduce(torch.ones(1))")

@@ -21,6 +21,8 @@ using wire::Message;
 using wire::Type;
 
 constexpr size_t kQueueBytes = 8u << 20;
+// The coordinator adds the ranks and passes it on.
+constexpr size_t kMostOfACell = net::kBodyCap - (64u << 10);
 
 std::vector<uint8_t> read_key(const GroupFolder& folder) {
   std::ifstream file(folder.key(), std::ios::binary);
@@ -181,11 +183,19 @@ void Client::send(Type type, json body, int rank, uint64_t id) {
 
 Accepted Client::execute(json body, const std::vector<int>& descriptors, Milliseconds patience, bool keep_all) {
   std::unique_lock lock(mutex_);
-  uint64_t number = ++last_request_;
+  const uint64_t number = ++last_request_;
+  lock.unlock();
+  const std::string bytes = wire::encode({Type::execute, wire::kNoRank, 0, number, std::move(body), {}});
+  // Before anything is known of it: a cell that is not sent leaves nothing behind.
+  if (bytes.size() > kMostOfACell) {
+    throw ConfigError(fmt::format("this cell has {:.1f} MiB, and at most {:.1f} can be sent; {}",
+                                  static_cast<double>(bytes.size()) / (1u << 20),
+                                  static_cast<double>(kMostOfACell) / (1u << 20), wire::kCellTooLargeRemedy));
+  }
+  lock.lock();
   answers_[number];
   keep_all_[number] = keep_all;
   lock.unlock();
-  std::string bytes = wire::encode({Type::execute, wire::kNoRank, 0, number, std::move(body), {}});
   {
     std::lock_guard sending(send_mutex_);
     net::send_blocking(socket_.get(), bytes, descriptors);

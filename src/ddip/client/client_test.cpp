@@ -228,6 +228,20 @@ TEST_F(ClientTest, descriptors_of_a_task_travel_with_it_and_too_many_are_refused
   EXPECT_THROW(client->execute({{"ranks", json::array()}}, std::vector<int>(264, file.get()), 5s, true), ProtocolError);
 }
 
+TEST_F(ClientTest, cell_that_no_frame_can_carry_is_refused_in_one_line_and_the_next_one_goes) {
+  open([](FakeCoordinator& self, const Message& message) {
+    self.say(Type::accepted, message.id, {{"cell", 1}, {"behind", json::array()}});
+  });
+  try {
+    client->execute({{"ranks", json::array()}, {"code", std::string(17u << 20, 'a')}}, {}, 5s, true);
+    FAIL() << "it was sent";
+  } catch (const ConfigError& error) {
+    EXPECT_STREQ(error.what(),
+                 "this cell has 17.0 MiB, and at most 15.9 can be sent; read its data from a file, or push() it");
+  }
+  EXPECT_EQ(client->execute({{"ranks", json::array()}}, {}, 5s, true).cell, 1u);
+}
+
 TEST_F(ClientTest, flood_that_nobody_takes_gives_way_to_a_gap_and_endings_stay) {
   constexpr int kBlocks = 150;
   std::string block;

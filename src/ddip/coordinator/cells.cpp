@@ -18,12 +18,23 @@ using wire::Type;
 constexpr size_t kMaxOpenCells = 1024;
 constexpr size_t kTailBytes = 16u << 10;
 constexpr size_t kTailLines = 50;
+// What a record of a cell's start has besides its source.
+constexpr size_t kAboutACell = 64u << 10;
 
 double wall_seconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 std::string as_text(const json& body) { return body.dump(-1, ' ', false, json::error_handler_t::replace); }
+
+// In MiB, if the journal's record of its start would be too large for a frame; the source is written there as JSON,
+// where a control character takes six bytes.
+std::optional<double> too_large_as_json(const std::string& source) {
+  if (source.size() < net::kBodyCap / 8) return std::nullopt;
+  const size_t size = as_text(source).size();
+  if (size <= net::kBodyCap - kAboutACell) return std::nullopt;
+  return static_cast<double>(size) / (1u << 20);
+}
 
 // Each once, in the order in which they were named.
 void drop_repeated(std::vector<int>& ranks) {
@@ -73,6 +84,11 @@ void Cells::execute(Session& session, Message message) {
   drop_repeated(ranks);
   json environment = message.body.value("environment", json::object());
   if (!is_environment(environment)) return refuse("environment: expected an object of texts");
+  const std::string source = message.body.value("code", message.body.value("first_line", ""));
+  if (const auto size = too_large_as_json(source)) {
+    return refuse(fmt::format("the source of this cell is {:.1f} MiB as JSON, and at most {} can be kept; {}", *size,
+                              net::kBodyCap >> 20, wire::kCellTooLargeRemedy));
+  }
   json behind = json::array();
   for (int rank : ranks) {
     if (std::string why = why_not(rank); !why.empty()) return refuse(why);
@@ -88,10 +104,8 @@ void Cells::execute(Session& session, Message message) {
                                      .started = wall_seconds(),
                                      .environment = std::move(environment)});
   records_.follow(session, request.cell);
-  json about = {{"ranks", ranks},
-                {"client", session.client},
-                {"source", message.body.value("code", message.body.value("first_line", ""))},
-                {"name", message.body.value("name", "")}};
+  json about = {
+      {"ranks", ranks}, {"client", session.client}, {"source", source}, {"name", message.body.value("name", "")}};
   uint64_t client_number = std::exchange(message.id, request.cell);
   message.body["ranks"] = std::move(ranks);
   message.epoch = members_.epoch();

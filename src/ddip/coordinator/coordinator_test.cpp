@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <thread>
 
 #include "ddip/base/error.h"
 #include "ddip/coordinator/journal.h"
@@ -368,6 +369,26 @@ TEST_F(CoordinatorTest, workers_that_start_later_have_what_a_cell_that_went_well
   ASSERT_TRUE(net::run_until(loop, [&] { return told_agent(Type::kill, 1) != nullptr; }));
   from_agent(Type::exited, 1, 2, {{"why", "signal 9"}});
   EXPECT_EQ(told_agent(Type::spawn, 1)->body.at("environment").at("DDIP_APP"), "two");
+}
+
+TEST_F(CoordinatorTest, source_that_no_record_can_carry_is_refused_and_changes_nothing) {
+  open(1);
+  Client client(path()), watcher(path());
+  watcher.say(Type::watch, 4, json::object());
+  until_heard(watcher, Type::caught_up, 4);
+  // 3 MiB here, 18 MiB in the journal. More than a socket takes while nobody reads it.
+  std::thread sender(
+      [&] { client.say(Type::execute, 5, {{"ranks", json::array()}, {"code", std::string(3u << 20, '\x01')}}); });
+  until_heard(client, Type::refused, 5);
+  sender.join();
+  EXPECT_EQ(client.find(Type::refused, 5)->body.at("why"),
+            "the source of this cell is 18.0 MiB as JSON, and at most 16 can be kept; read its data from a file, or "
+            "push() it");
+  EXPECT_EQ(told_agent(Type::execute), nullptr);
+  uint64_t cell = execute(client, {{"ranks", json::array()}, {"code", "1"}});
+  finish(0, cell);
+  settle(watcher);
+  EXPECT_EQ(watcher.records(cell).size(), 3u) << "its start, its rank's end, its end";
 }
 
 TEST_F(CoordinatorTest, environment_that_is_none_is_refused) {

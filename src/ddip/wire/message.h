@@ -11,6 +11,9 @@
 
 namespace ddip::wire {
 
+// What to do instead of a cell that no frame can carry.
+inline constexpr const char* kCellTooLargeRemedy = "read its data from a file, or push() it";
+
 using nlohmann::json;
 
 enum class Type : uint16_t {
