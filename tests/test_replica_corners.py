@@ -30,6 +30,13 @@ def ranks(request: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
+def two() -> Any:
+    with ddip.Group(workers=2, name="corners-two", timeout=300) as group:
+        group.run(INIT)
+        yield group
+
+
+@pytest.fixture(scope="module")
 def three() -> Any:
     with ddip.Group(workers=3, name="corners-three", timeout=300) as group:
         group.run(INIT)
@@ -139,6 +146,15 @@ def test_constants_among_the_buffers_are_not_written_to(ranks: Any) -> None:
 def test_a_wrapper_that_could_not_be_made_takes_nothing_over(ranks: Any) -> None:
     for refused, trained in values(ranks, "c.wrapped_again_in_vain()"):
         assert refused.startswith("ConfigError: compress='zip' is unknown") and trained == "nothing"
+
+
+@pytest.mark.parametrize("of_ddp", [False, True])
+@pytest.mark.parametrize("around", [False, True])
+@pytest.mark.parametrize("inner, head", [(False, True), (True, True), (False, False), (True, False)])
+def test_a_model_with_a_part_named_module_loads_what_it_saved(
+    two: Any, inner: bool, head: bool, around: bool, of_ddp: bool
+) -> None:
+    assert values(two, f"c.loaded_by_name({inner}, {head}, {around}, {of_ddp})") == [True, True]
 
 
 @pytest.mark.parametrize("root", [0, 1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from ddip.errors import ConfigError
 
 # Ours; every other attribute is the model's.
 OWN = {"module", "training", "_dp", "_dp_ranks"}
+DDP = "module."  # what torch's DistributedDataParallel puts before every key
 _wrapper_of: weakref.WeakKeyDictionary[nn.Module, weakref.ref[DataParallel]] = weakref.WeakKeyDictionary()
 
 
@@ -167,21 +168,18 @@ class DataParallel(nn.Module):
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         """Also of a checkpoint that torch's DistributedDataParallel wrote, whose keys begin with "module."."""
-        own = self.module.state_dict().keys()
-        if (
-            state_dict
-            and all(key.startswith("module.") for key in state_dict)
-            and not all(key.startswith("module.") for key in own)
-        ):
-            state_dict = {key.removeprefix("module."): value for key, value in state_dict.items()}
+        if is_of_ddp(state_dict, self.module.state_dict()):
+            state_dict = {key.removeprefix(DDP): value for key, value in state_dict.items()}
         return self.module.load_state_dict(state_dict, *args, **kwargs)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        """As a part of another model: the keys there have no "module." either."""
-        for key in [key for key in state_dict if key.startswith(prefix)]:
-            rest = key[len(prefix) :]
-            if not rest.startswith("module."):
-                state_dict[f"{prefix}module.{rest}"] = state_dict.pop(key)
+        """As a part of another model: the keys there have no "module." either, and what torch loads from has."""
+        mine = {key[len(prefix) :]: key for key in state_dict if key.startswith(prefix)}
+        if is_of_ddp(mine, self.module.state_dict()):
+            return
+        # All at once: a model may have a part of this name itself, and the new key of one be the old key of another.
+        values = {f"{prefix}{DDP}{rest}": state_dict.pop(key) for rest, key in mine.items()}
+        state_dict.update(values)
 
     def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Any:
         return self.module.named_parameters(prefix, recurse, remove_duplicate)
@@ -194,6 +192,15 @@ class DataParallel(nn.Module):
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise ConfigError("DataParallel belongs to its ranks: copy dp.module")
+
+
+def is_of_ddp(keys: Iterable[str], own: Container[str]) -> bool:
+    """Whether they are a model's keys as torch's DistributedDataParallel writes them. `own`: the model's; it may have a part
+    named "module", so that one look at the beginning of a key does not tell."""
+    keys = list(keys)
+    with_prefix = sum(key in own for key in keys)
+    without = sum(key.removeprefix(DDP) in own for key in keys)
+    return all(key.startswith(DDP) for key in keys) and without > with_prefix
 
 
 def parameters_of(module: nn.Module) -> list[nn.Parameter]:

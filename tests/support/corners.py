@@ -282,6 +282,35 @@ def wrapped_again_in_vain() -> list[str]:
     ]
 
 
+class Named(nn.Module):
+    """Has a part named as the one of a wrapper is; with `inner`, a part of that too. Without `head` it has nothing else."""
+
+    def __init__(self, inner: bool = False, head: bool = True) -> None:
+        super().__init__()
+        self.module = Named(head=head) if inner else nn.Linear(3, 2)
+        if head:
+            self.head = nn.Linear(2, 1)
+
+
+def loaded_by_name(inner: bool, head: bool, around: bool, of_ddp: bool) -> bool:
+    """Whether a model with a part named "module" gets its own values back: by itself or inside another, from its own keys or
+    from those of torch's DDP."""
+    model = Named(inner, head)
+    dp = ddip.DataParallel(model)
+    wanted = [parameter.detach().clone() for parameter in model.parameters()]
+    outer = nn.ModuleDict({"net": dp, "other": nn.Linear(2, 2)}) if around else dp
+    saved = {key: value.clone() for key, value in outer.state_dict().items()}
+    if of_ddp:
+        saved = {
+            key.replace("net.", "net.module.", 1) if around else f"module.{key}": value for key, value in saved.items()
+        }
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    outer.load_state_dict(saved)
+    return all(torch.equal(a, b) for a, b in zip(model.parameters(), wanted, strict=True))
+
+
 def unpicklable(root: int) -> list[str]:
     value = (lambda: 1) if r.rank == root else 1
     return [
