@@ -198,6 +198,13 @@ def test_a_works_future_is_done_when_the_work_is(ranks: Any) -> None:
     assert values(ranks, "c.futures_of_works_that_are_over()") == [0] * ranks.world_size
 
 
+def test_another_timeout_counts_for_messages_too(ranks: Any) -> None:
+    for rank, said in enumerate(values(ranks, "c.messages_after_another_timeout()")):
+        peer = (rank - 1) % ranks.world_size
+        line = f"RuntimeError: rank {rank} met its timeout of 0.2 s waiting for a message of rank {peer}"
+        assert said == [line, line]
+
+
 @pytest.mark.timeout(180)
 def test_a_rank_that_is_lost_while_others_come_is_missed_at_once() -> None:
     with ddip.Group(workers=3, name="corners-lost", timeout=300) as group:

@@ -392,3 +392,21 @@ def lost_while_others_come() -> tuple[str, float]:
     engine = communicators.engine()
     said = outcome(lambda: engine.C10dBackend(store, r.rank, r.world, datetime.timedelta(seconds=60)))
     return said, time.monotonic() - begun
+
+
+def messages_after_another_timeout() -> list[str]:
+    """Nobody sends what is waited for: once before the first message, once after it."""
+    engine = communicators.engine()
+    after, before = (r.rank + 1) % r.world, (r.rank - 1) % r.world
+    backends = [
+        engine.C10dBackend(communicators.store(), r.rank, r.world, datetime.timedelta(seconds=60)) for _ in range(2)
+    ]
+    sent = backends[1].send([torch.ones(1)], after, 0)
+    backends[1].recv([torch.empty(1)], before, 0).wait()
+    sent.wait()
+    said = []
+    for backend in backends:
+        backend.set_timeout(datetime.timedelta(seconds=0.2))
+        said.append(outcome(backend.recv([torch.empty(1)], before, 0).wait))
+    ddip.comm().barrier()  # a rank that has left is another error
+    return said

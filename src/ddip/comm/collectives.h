@@ -51,6 +51,8 @@ class Mail {
   virtual void receive(int from, int64_t tag, void* data, size_t bytes, Done done) = 0;  // from kAnyRank too
   // For a moment, until it is enough: a thread that has nothing else to do moves messages itself.
   virtual void help(const std::function<bool()>& /*enough*/) {}
+  // Of what is sent and received from now on. From any thread.
+  virtual void set_patience(std::chrono::milliseconds patience) = 0;
 };
 
 class Collectives {
@@ -79,6 +81,7 @@ class Collectives {
   virtual int rank() const = 0;
   virtual int world() const = 0;
   virtual Capabilities capabilities() const = 0;
+  // Also of mail that is opened later; what is open has its own.
   virtual void set_patience(std::chrono::milliseconds patience) = 0;
   // The operation and its number that this rank is in, or was in last, in words. From any thread, as the next two.
   virtual std::string describe() const = 0;

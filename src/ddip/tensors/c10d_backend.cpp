@@ -166,7 +166,11 @@ C10dBackend::~C10dBackend() {
 
 void C10dBackend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
-  thread_->run([&] { collectives_->set_patience(timeout); });
+  thread_->run([&] {
+    std::lock_guard lock(mail_mutex_);  // who opens the mail meanwhile asks for the patience
+    collectives_->set_patience(timeout);
+    if (mail_) mail_->set_patience(timeout);
+  });
 }
 
 C10dBackend::Work C10dBackend::start(c10d::OpType type, bool async, Tensors result,

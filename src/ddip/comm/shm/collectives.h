@@ -40,7 +40,10 @@ class Collectives : public comm::Collectives {
   // Through a part of the arena of their own.
   std::unique_ptr<comm::Mail> open_mail() override;
 
-  void set_patience(std::chrono::milliseconds patience) override { meeting_.set_patience(patience); }
+  void set_patience(std::chrono::milliseconds patience) override {
+    patience_ = patience;
+    meeting_.set_patience(patience);
+  }
 
   int rank() const override { return rank_; }
   int world() const override { return segment_.world(); }
@@ -73,7 +76,7 @@ class Collectives : public comm::Collectives {
 
   const Segment& segment_;
   const int rank_;
-  const std::chrono::milliseconds patience_;
+  std::chrono::milliseconds patience_;
   Meeting meeting_;
   size_t piece_bytes_ = 0;
   size_t ring_bytes_ = 0;

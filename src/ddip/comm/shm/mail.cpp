@@ -87,12 +87,19 @@ struct Mail::Ring {
   }
 };
 
+// How long one message may take: as long as was right when it was handed over.
+struct Mail::Limit {
+  explicit Limit(std::chrono::milliseconds time) : patience(time), deadline(Clock::now() + time) {}
+  std::chrono::milliseconds patience;
+  Time deadline;
+};
+
 struct Mail::Sending {
   Envelope envelope;
   const std::byte* data;
   size_t sent = 0;  // of envelope and data together
   Done done;
-  Time deadline;
+  Limit limit;
 };
 
 struct Mail::Receiving {
@@ -101,7 +108,7 @@ struct Mail::Receiving {
   std::byte* data;
   size_t bytes;
   Done done;
-  Time deadline;
+  Limit limit;
   bool taken = false;  // a message is on its way into it
 };
 
@@ -125,8 +132,8 @@ Mail::Mail(const Segment& segment, int rank, size_t rings, size_t ring_bytes, st
       rank_(rank),
       rings_(rings),
       ring_bytes_(ring_bytes),
-      patience_(patience),
       may_spin_(usable_cores() >= segment.world()),
+      patience_(patience),
       sendings_(static_cast<size_t>(segment.world())),
       arriving_(static_cast<size_t>(segment.world())) {
   thread_ = start_quiet_thread([this] { run(); });
@@ -161,18 +168,18 @@ void Mail::post(std::function<void()> add) {
 
 void Mail::send(int to, int64_t tag, const void* data, size_t bytes, Done done) {
   require_peer(to);
-  auto deadline = Clock::now() + patience_;
+  Limit limit(patience_);
   post([this, to,
-        sending = Sending{{bytes, tag}, static_cast<const std::byte*>(data), 0, std::move(done), deadline}]() mutable {
+        sending = Sending{{bytes, tag}, static_cast<const std::byte*>(data), 0, std::move(done), limit}]() mutable {
     sendings_[static_cast<size_t>(to)].push_back(std::move(sending));
   });
 }
 
 void Mail::receive(int from, int64_t tag, void* data, size_t bytes, Done done) {
   if (from != kAnyRank) require_peer(from);
-  auto deadline = Clock::now() + patience_;
+  Limit limit(patience_);
   post([this, receiving = Receiving{from, tag, static_cast<std::byte*>(data), bytes, std::move(done),
-                                    deadline}]() mutable { receivings_.push_back(std::move(receiving)); });
+                                    limit}]() mutable { receivings_.push_back(std::move(receiving)); });
 }
 
 void Mail::run() {
@@ -384,14 +391,15 @@ bool Mail::nothing_comes_from(int peer) const {
 bool Mail::end_overdue() {
   auto now = Clock::now();
   bool some = false;
-  auto overdue = [&](const char* what, int peer) {
+  auto overdue = [&](const char* what, int peer, const Limit& limit) {
     some = true;
-    return std::make_exception_ptr(TimedOut(fmt::format("rank {} met its timeout of {} s {} rank {}", rank_,
-                                                        static_cast<double>(patience_.count()) / 1000, what, peer)));
+    return std::make_exception_ptr(
+        TimedOut(fmt::format("rank {} met its timeout of {} s {} rank {}", rank_,
+                             static_cast<double>(limit.patience.count()) / 1000, what, peer)));
   };
   for (auto receiving = receivings_.begin(); receiving != receivings_.end();) {
     bool left = !receiving->taken && nothing_comes_from(receiving->from);
-    if (receiving->deadline > now && !left) {
+    if (receiving->limit.deadline > now && !left) {
       ++receiving;
       continue;
     }
@@ -399,6 +407,7 @@ bool Mail::end_overdue() {
     if (receiving->taken) segment_.poison(kAborted);
     Done done = std::move(receiving->done);
     int from = receiving->from;
+    Limit limit = receiving->limit;
     receiving = receivings_.erase(receiving);
     if (left) {
       some = true;
@@ -406,16 +415,22 @@ bool Mail::end_overdue() {
       end(std::move(done),
           std::make_exception_ptr(PeerLost(fmt::format("rank {} waits for a message of {} left", rank_, whom))), from);
     } else {
-      end(std::move(done), overdue("waiting for a message of", from), from);
+      end(std::move(done), overdue("waiting for a message of", from, limit), from);
     }
   }
   for (int to = 0; to < segment_.world(); ++to) {
     auto& queue = sendings_[static_cast<size_t>(to)];
     const bool left = segment_.line(to).left.load();  // nobody will make room
-    while (!queue.empty() && (left || queue.front().deadline <= now)) {
-      Done done = std::move(queue.front().done);
-      bool begun = queue.front().sent > 0;
-      queue.pop_front();
+    for (auto sending = queue.begin(); sending != queue.end();) {
+      // Not only the first: what was handed over after it may have less time.
+      if (!left && sending->limit.deadline > now) {
+        ++sending;
+        continue;
+      }
+      Done done = std::move(sending->done);
+      Limit limit = sending->limit;
+      bool begun = sending->sent > 0;
+      sending = queue.erase(sending);
       if (left) {
         some = true;
         end(std::move(done),
@@ -424,7 +439,7 @@ bool Mail::end_overdue() {
             to);
         continue;
       }
-      end(std::move(done), overdue("sending a message to", to), to);
+      end(std::move(done), overdue("sending a message to", to, limit), to);
       if (begun) segment_.poison(kAborted);  // half a message lies in the ring: nothing that follows could be read
     }
   }

@@ -3,6 +3,7 @@
 // woken then. A thread of ours moves the rest, so none waits for another's receiver.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -25,9 +26,11 @@ class Mail : public comm::Mail {
   void send(int to, int64_t tag, const void* data, size_t bytes, Done done) override;
   void receive(int from, int64_t tag, void* data, size_t bytes, Done done) override;
   void help(const std::function<bool()>& enough) override;
+  void set_patience(std::chrono::milliseconds patience) override { patience_ = patience; }
 
  private:
   struct Ring;
+  struct Limit;
   struct Sending;
   struct Receiving;
   struct Arriving;
@@ -54,8 +57,8 @@ class Mail : public comm::Mail {
   const int rank_;
   const size_t rings_;
   const size_t ring_bytes_;
-  const std::chrono::milliseconds patience_;
   const bool may_spin_;
+  std::atomic<std::chrono::milliseconds> patience_;
 
   std::mutex mutex_;                          // guards the next two
   std::deque<std::function<void()>> posted_;  // run by whose turn it is

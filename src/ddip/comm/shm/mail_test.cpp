@@ -146,6 +146,27 @@ TEST_F(ImpatientMailTest, nobody_waits_longer_than_the_deadline) {
   EXPECT_THROW(send(0, 1, large).get(), TimedOut);
 }
 
+TEST_F(MailTest, another_patience_counts_from_the_next_message) {
+  auto large = noise(1000000, 1);
+  std::vector<uint8_t> data(4), got(large.size());
+  auto earlier = send(0, 1, large);
+  mail[0]->set_patience(50ms);
+  EXPECT_THROW(receive(0, 1, data).get(), TimedOut);
+  EXPECT_THROW(send(0, 1, data).get(), TimedOut) << "what is before it has more time";
+  auto received = receive(1, 0, got);
+  EXPECT_EQ(received.get(), 0);
+  EXPECT_EQ(earlier.get(), 1);
+  EXPECT_EQ(got, large);
+}
+
+TEST_F(MailTest, mail_that_is_opened_later_has_the_patience_of_now) {
+  mail[0].reset();
+  ranks[0]->set_patience(50ms);
+  mail[0] = ranks[0]->open_mail();
+  std::vector<uint8_t> data(4);
+  EXPECT_THROW(receive(0, 1, data).get(), TimedOut);
+}
+
 TEST_F(ImpatientMailTest, half_a_message_is_not_waited_for_any_longer_than_none) {
   std::vector<uint8_t> large(1000000), got(large.size());
   auto stuck = send(0, 1, large);
