@@ -148,6 +148,19 @@ def test_a_wrapper_that_could_not_be_made_takes_nothing_over(ranks: Any) -> None
         assert refused.startswith("ConfigError: compress='zip' is unknown") and trained == "nothing"
 
 
+@pytest.mark.parametrize(
+    "frozen, where", [([1], "rank 1 and trained on ranks 0, 2"), ([0, 2], "ranks 0, 2 and trained on rank 1")]
+)
+def test_a_parameter_that_is_frozen_on_some_ranks_only_is_named_with_them(
+    three: Any, frozen: list[int], where: str
+) -> None:
+    for said, everywhere in values(three, f"c.frozen_on_some({frozen})"):
+        assert said == (
+            f"ConfigError: parameter 2.bias is frozen (requires_grad=False) on {where}: freeze it on all ranks or on none"
+        )
+        assert everywhere == "nothing"
+
+
 @pytest.mark.parametrize("of_ddp", [False, True])
 @pytest.mark.parametrize("around", [False, True])
 @pytest.mark.parametrize("inner, head", [(False, True), (True, True), (False, False), (True, False)])

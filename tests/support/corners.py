@@ -282,6 +282,14 @@ def wrapped_again_in_vain() -> list[str]:
     ]
 
 
+def frozen_on_some(ranks: list[int]) -> list[str]:
+    model = r.mlp()
+    model[2].bias.requires_grad_(r.rank not in ranks)
+    said = outcome(lambda: ddip.DataParallel(model))
+    model[2].bias.requires_grad_(False)
+    return [said, outcome(lambda: ddip.DataParallel(model))]
+
+
 class Named(nn.Module):
     """Has a part named as the one of a wrapper is; with `inner`, a part of that too. Without `head` it has nothing else."""
 

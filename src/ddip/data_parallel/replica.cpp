@@ -17,7 +17,10 @@ void Replica::plan() {
   ranks_ = current_();
   std::vector<at::Tensor> parameters = model_.parameters();
   std::vector<std::string> names = model_.names();
-  in_order([&] { require_same_shapes(*ranks_, names, parameters); });
+  in_order([&] {
+    require_same_shapes(*ranks_, names, parameters);
+    require_same_frozen(*ranks_, names, parameters);
+  });
   broadcast(0);
   reducer_ = Reducer::create(ranks_, std::move(parameters), std::move(names), options_);
   reducer_->set_sync(sync_);

@@ -80,6 +80,28 @@ void require_same_shapes(tensors::Communicator& ranks, const std::vector<std::st
   }
 }
 
+void require_same_frozen(tensors::Communicator& ranks, const std::vector<std::string>& names,
+                         const std::vector<at::Tensor>& tensors) {
+  if (tensors.empty()) return;
+  std::vector<int64_t> frozen;
+  for (const at::Tensor& tensor : tensors) frozen.push_back(tensor.requires_grad() ? 0 : 1);
+  const at::Tensor all = gathered(ranks, frozen, device_of(tensors));
+  const auto is_frozen = all.accessor<int64_t, 2>();
+  for (size_t index = 0; index < tensors.size(); ++index) {
+    std::vector<int> on, off;
+    for (int rank = 0; rank < ranks.world(); ++rank)
+      (is_frozen[rank][static_cast<int64_t>(index)] != 0 ? on : off).push_back(rank);
+    if (on.empty() || off.empty()) continue;
+    auto named = [](const std::vector<int>& some) {
+      return fmt::format("rank{} {}", some.size() == 1 ? "" : "s", fmt::join(some, ", "));
+    };
+    throw ConfigError(
+        fmt::format("parameter {} is frozen (requires_grad=False) on {} and trained on {}: freeze it on "
+                    "all ranks or on none",
+                    names[index], named(on), named(off)));
+  }
+}
+
 void broadcast_all(tensors::Communicator& ranks, const std::vector<at::Tensor>& tensors, int root) {
   at::NoGradGuard no_grad;
   std::vector<at::Device> devices;

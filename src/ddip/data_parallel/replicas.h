@@ -12,6 +12,11 @@ namespace ddip::data_parallel {
 void require_same_shapes(tensors::Communicator& ranks, const std::vector<std::string>& names,
                          const std::vector<at::Tensor>& tensors);
 
+// Throws ConfigError on all ranks, with the first parameter that some of them train and others do not: its gradient
+// would be a mean with nothing, and only who trains it would take it.
+void require_same_frozen(tensors::Communicator& ranks, const std::vector<std::string>& names,
+                         const std::vector<at::Tensor>& tensors);
+
 // Every tensor becomes what it is on `root`, in one message for each device. One that is that already is not written
 // to: a graph may hold it.
 void broadcast_all(tensors::Communicator& ranks, const std::vector<at::Tensor>& tensors, int root);
