@@ -68,6 +68,14 @@ def test_a_late_all_reduce_that_fails_is_an_error_and_leaves_no_gradient(ranks: 
         assert dropped == [True, True]
 
 
+def test_a_backward_whose_end_failed_is_over(ranks: Any) -> None:
+    world = ranks.world_size
+    for said, dropped, gradients in values(ranks, "c.late_with_an_error_of_another_kind()"):
+        assert said == "MemoryError: no room for a copy"
+        assert dropped == [True, True]
+        assert gradients == pytest.approx([1.0 + (world - 1) / 2, 1.0])
+
+
 # --- join
 
 

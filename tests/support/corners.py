@@ -92,6 +92,25 @@ def late_that_fails() -> tuple[str, int, list[bool]]:
     return said, mode.times, [parameter.grad is None for parameter in dp.parameters()]
 
 
+def late_with_an_error_of_another_kind() -> tuple[str, list[bool], list[float]]:
+    """The end of a backward fails on this side of the ranks; what the next one gives."""
+    dp = ddip.DataParallel(TwoParts())
+    for both in (True, False, False):
+        dp.zero_grad()
+        dp(both).backward()
+    dp.zero_grad()
+
+    def fail() -> None:
+        raise MemoryError("no room for a copy")
+
+    with AtClone((2, 5), fail):
+        said = outcome(lambda: dp(True).backward())
+    dropped = [parameter.grad is None for parameter in dp.parameters()]
+    dp.zero_grad()
+    dp(True).backward()
+    return said, dropped, [parameter.grad.mean().item() for parameter in dp.parameters()]
+
+
 # --- join
 
 

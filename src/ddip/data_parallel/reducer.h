@@ -110,11 +110,14 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void launch_complete();
   void launch(size_t bucket, const std::vector<bool>& in_it, bool waiting);
   void finish();
+  // The name of a parameter that should have got a gradient and did not, if there is one.
+  std::string finish_step();
   void agree_on_used(std::vector<Used>& used);
   void reduce_late(const std::vector<Used>& used);
   void reduce_sparse(const std::vector<Used>& used);
   void install(const std::vector<Used>& used);
   void rebuild();
+  void throw_error() const;  // our thread's, if it had one
   [[noreturn]] void drop(std::exception_ptr error);
   void drop_gradients();
   void spoil_gradients();

@@ -14,6 +14,19 @@ using comm::Reduction;
 
 void Reducer::finish() {
   std::lock_guard lock(mutex_);
+  std::string without;
+  try {
+    without = finish_step();
+  } catch (...) {
+    drop(std::current_exception());  // whatever it was: the next backward must find no step under way
+  }
+  if (!without.empty() && !taking_part_)
+    throw ConfigError(fmt::format(
+        "parameter {} got no gradient in this backward; {}", without,
+        options_.static_graph ? "static_graph=True says that it always does" : "find_unused=True allows that"));
+}
+
+std::string Reducer::finish_step() {
   at::NoGradGuard no_grad;
   auto ended = Clock::now();
   stats_.backward_ended = since_first(ended);
@@ -40,7 +53,7 @@ void Reducer::finish() {
   // What is sparse is agreed on once even where all is expected: a rank without data has nothing to see it by.
   if (!fixed || !rebuilt_) agree_on_used(used);
   drain();
-  if (error_) drop(error_);
+  throw_error();
   if (fixed) {
     for (size_t index = 0; index < used.size(); ++index) {
       if (used[index] == Used::sparse || is_sparse(index)) last_used_[index] = Used::sparse;
@@ -50,7 +63,7 @@ void Reducer::finish() {
     reduce_late(used);
   }
   reduce_sparse(used);
-  if (error_) drop(error_);
+  throw_error();
   look_at_sums();
   install(used);
   for (const auto& [index, gradient] : earlier) {
@@ -94,10 +107,7 @@ void Reducer::finish() {
   stats_.exposed_seconds += seconds(now - ended);
   stats_.compute_seconds += seconds(ended - (forward_begun_ == Clock::time_point{} ? first_gradient_ : forward_begun_));
   forward_begun_ = {};
-  if (fixed && !without.empty() && !taking_part_)
-    throw ConfigError(fmt::format(
-        "parameter {} got no gradient in this backward; {}", without,
-        options_.static_graph ? "static_graph=True says that it always does" : "find_unused=True allows that"));
+  return fixed ? without : "";
 }
 
 void Reducer::agree_on_used(std::vector<Used>& used) {
@@ -195,13 +205,13 @@ void Reducer::rebuild() {
     at::Tensor agreed = at::from_blob(order.data(), {static_cast<int64_t>(order.size())}, at::kLong);
     at::Tensor there = kinds_.empty() ? agreed : agreed.to(kinds_[0].device());
     on_thread([&] { ranks_->broadcast(there, 0); }, true);
-    if (error_) drop(error_);
+    throw_error();
     if (!there.is_same(agreed)) agreed.copy_(there);
   }
   size_t used = static_cast<size_t>(order.back());
   order.pop_back();
   on_thread([&] { plan({order.begin(), order.end()}, used); }, true);
-  if (error_) drop(error_);
+  throw_error();
   std::vector<Used> same;
   for (bool one : expected_) same.push_back(one ? Used::dense : Used::no);
   expect(same);
@@ -240,8 +250,13 @@ void Reducer::spoil_gradients() {
   }
 }
 
+void Reducer::throw_error() const {
+  if (error_) std::rethrow_exception(error_);
+}
+
 // Some gradients are means, some are not: better none than half of them.
 void Reducer::drop(std::exception_ptr error) {
+  drain();  // what has left writes where the next backward would
   drop_gradients();
   touched_.assign(parameters_.size(), false);
   active_ = false;
