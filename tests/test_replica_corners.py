@@ -203,6 +203,11 @@ def test_a_batch_norm_in_two_places_stays_one(ranks: Any) -> None:
     assert values(ranks, "c.batch_norm_in_two_places()") == [["SyncBatchNorm", True, True]] * ranks.world_size
 
 
+def test_batch_norm_is_over_the_ranks_that_the_model_was_given(three: Any) -> None:
+    (none, *parts), wholes = zip(*values(three, "c.batch_norm_in_a_part_of_the_group()"), strict=True)
+    assert none is None and all(apart < EXACT for apart in (*parts, *wholes))
+
+
 def test_sparse_gradients_travel_over_torchs_gloo(ranks: Any) -> None:
     assert all(worst < EXACT for worst in values(ranks, "c.sparse_over_gloo()"))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import uuid
+import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,8 @@ PATIENCE = datetime.timedelta(minutes=30)
 # The communicators of this attempt: a rebuild begins a new one.
 _attempt = ""
 _made: dict[str, Communicator] = {}
+# By purpose, those beside one that was given.
+_beside: weakref.WeakKeyDictionary[Communicator, dict[str, Communicator]] = weakref.WeakKeyDictionary()
 _times = 0
 
 
@@ -66,6 +70,30 @@ def private(purpose: str) -> Communicator:
     return _made[purpose]
 
 
+def beside(ranks: Communicator, purpose: str) -> Communicator:
+    """The same for the ranks of a communicator that may be a part of the group: they alone call it, all of them."""
+    from ddip import world_size
+
+    if ranks.world_size == world_size():
+        return private(purpose)
+    made = _beside.setdefault(ranks, {})
+    if purpose not in made:
+        made[purpose] = make_beside(ranks, purpose)
+    return made[purpose]
+
+
+def make_beside(ranks: Communicator, purpose: str) -> Any:
+    """In shared memory, which is what all ranks of a host have."""
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    from ddip.replicas import broadcast_object
+
+    # Not by a number: the ranks that have no part in it would count one less.
+    name = broadcast_object(f"ddip {purpose} {uuid.uuid4().hex}" if ranks.rank == 0 else None, 0, ranks)
+    backend = shared_memory(PrefixStore(name, shared_store()), ranks.rank, ranks.world_size, PATIENCE, name)
+    return engine().Communicator(backend, "shm", f"for {purpose}, beside one of {ranks.world_size} ranks")
+
+
 def chosen(backend: str) -> tuple[str, str]:
     """What auto is here, and why, for people."""
     from ddip import device
@@ -107,10 +135,16 @@ def of_default_group() -> Any:
 def make_shm(patience: datetime.timedelta) -> Any:
     from ddip import rank, world_size
 
-    made = engine().C10dBackend(store(), rank(), world_size(), patience)
+    found = store()
+    return shared_memory(found, rank(), world_size(), patience, f"ddip.comm {_times}")
+
+
+def shared_memory(found: Any, rank: int, world: int, patience: datetime.timedelta, name: str) -> Any:
+    """`name`: what a worker calls it when it says what it waits in."""
+    made = engine().C10dBackend(found, rank, world, patience)
     if control() is not None:
-        control().add_group(f"ddip.comm {_times}", [made.abort_socket])
-        control().add_describer(f"ddip.comm {_times}", made.describer)
+        control().add_group(name, [made.abort_socket])
+        control().add_describer(name, made.describer)
     return made
 
 
@@ -188,17 +222,22 @@ def sockets_watched() -> Iterator[None]:
 def store() -> Any:
     """Where the ranks of this attempt find each other; new keys each time."""
     global _times
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    _times += 1
+    return PrefixStore(f"ddip/comm/{_attempt}/{_times}", shared_store())
+
+
+def shared_store() -> Any:
     import torch.distributed as distributed
-    from torch.distributed import HashStore, PrefixStore, distributed_c10d, rendezvous  # type: ignore[attr-defined]
+    from torch.distributed import HashStore, distributed_c10d, rendezvous  # type: ignore[attr-defined]
 
     from ddip import rank, world_size
 
-    _times += 1
-    prefix = f"ddip/comm/{_attempt}/{_times}"
     if world_size() == 1:
-        return PrefixStore(prefix, HashStore())
+        return HashStore()
     if distributed.is_initialized():
-        return PrefixStore(prefix, distributed_c10d._get_default_store())
+        return distributed_c10d._get_default_store()
     if control() is not None:
         from ddip.worker import store as worker_store
 
@@ -209,7 +248,7 @@ def store() -> Any:
             f"WORLD_SIZE is {world_size()}, but {missing[0]} is not set: start with %makedip, ddip run or torchrun"
         )
     found, _, _ = next(rendezvous("env://", rank(), world_size()))
-    return PrefixStore(prefix, found)
+    return found
 
 
 def control() -> Any:

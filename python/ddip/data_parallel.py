@@ -13,6 +13,7 @@ from torch import nn
 from ddip import replicas
 from ddip.communicators import comm, engine
 from ddip.errors import ConfigError
+from ddip.sync_batch_norm import share_with
 
 # Ours; every other attribute is the model's.
 OWN = {"module", "training", "_dp", "_dp_ranks"}
@@ -75,6 +76,7 @@ class DataParallel(nn.Module):
             compressor=compressor,
             broadcast_buffers=broadcast_buffers,
         )
+        share_with(module, None if ranks is None else self._dp_ranks)
         # Two would average the same gradients: the new one takes over, as soon as there is one.
         before = _wrapper_of.get(module)
         old: Any = before() if before is not None else None

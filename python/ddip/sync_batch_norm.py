@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,10 +13,16 @@ from torch.autograd.function import once_differentiable
 
 from ddip import communicators
 
+# Which ranks have a copy of a layer, where a wrapper has said it. Not in the layer: that would not be pickled or copied.
+_ranks_of: weakref.WeakKeyDictionary[nn.Module, Callable[[], Any]] = weakref.WeakKeyDictionary()
+
+PURPOSE = "batch norm"
+
 
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
     """Statistics are those of all ranks' batches together: training equals training in one process on the joint batch.
-    `SyncBatchNorm.convert(model)` puts it in place of every BatchNorm."""
+    `SyncBatchNorm.convert(model)` puts it in place of every BatchNorm. Inside a DataParallel with `ranks=`, "all ranks" are
+    those: convert first, then wrap."""
 
     def forward(self, input: torch.Tensor) -> Any:
         if input.dim() < 2:
@@ -24,7 +32,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
             own = self.running_mean is None
             return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, own, 0.0, self.eps)
         # A communicator of its own: these calls come in the middle of a backward, while gradients travel on the other.
-        normed, mean, variance, count = Normalize.apply(input, self.eps, communicators.private("batch norm"))
+        normed, mean, variance, count = Normalize.apply(input, self.eps, communicator_of(self))
         if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
             with torch.no_grad():
                 self.num_batches_tracked.add_(1)
@@ -59,6 +67,23 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
             if child is not None:
                 setattr(module, name, cls._converted(child, known))
         return module
+
+
+def share_with(module: nn.Module, ranks: Callable[[], Any] | None) -> None:
+    """The batch norms in it are those of these ranks from now on; of the whole group, if None. All of them call it."""
+    layers = [layer for layer in module.modules() if isinstance(layer, SyncBatchNorm)]
+    for layer in layers:
+        _ranks_of.pop(layer, None)
+        if ranks is not None:
+            _ranks_of[layer] = ranks
+    if layers and ranks is not None:
+        communicator_of(layers[0])  # made here, where all ranks are at the same place
+
+
+def communicator_of(layer: SyncBatchNorm) -> Any:
+    """Asked for every time: after a rebuild it is another one."""
+    ranks = _ranks_of.get(layer)
+    return communicators.private(PURPOSE) if ranks is None else communicators.beside(ranks(), PURPOSE)
 
 
 class Normalize(torch.autograd.Function):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import replicas as r
@@ -27,6 +28,14 @@ def outcome(body: Callable[[], Any]) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
+
+
+def all_but_the_first() -> Any:
+    """A communicator of these ranks; None on rank 0."""
+    if r.rank == 0:
+        communicators.store()  # the ranks count these together
+        return None
+    return survivors.communicator(r.rank - 1, r.world - 1)
 
 
 def same_everywhere(tensor: torch.Tensor) -> bool:
@@ -191,9 +200,9 @@ def sparse_that_is_missing() -> str:
 
 def joined_with_an_optimizer_in_a_part_of_the_group() -> float | None:
     """Rank 0 of the group has no part in it: numbers of ranks mean other ranks here than in ddip.comm()."""
-    if r.rank == 0:
+    ranks = all_but_the_first()
+    if ranks is None:
         return None
-    ranks = survivors.communicator(r.rank - 1, r.world - 1)
     dp = ddip.DataParallel(r.mlp(), ranks=ranks)
     optimizer = r.sgd(dp)
     with dp.join(optimizer):
@@ -365,6 +374,33 @@ def batch_norm_in_two_places() -> list[Any]:
 
     made = ddip.SyncBatchNorm.convert(Twice())
     return [type(made.second).__name__, made.second is made.first, made.deeper[0] is made.first]
+
+
+def batch_norm_in_a_part_of_the_group() -> tuple[float | None, float]:
+    """Rank 0 has no part in it. Beside one process on the joint batch: parameters and statistics apart. Then with all."""
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3)).double()
+    torch.manual_seed(1)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    whole = range(r.world)
+    ranks = all_but_the_first()
+    apart = None if ranks is None else normed_apart(copy.deepcopy(model), whole[1:], ranks=ranks)
+    return apart, normed_apart(copy.deepcopy(model), whole)
+
+
+def normed_apart(model: nn.Module, of: Sequence[int], **options: Any) -> float:
+    single = copy.deepcopy(model)
+    dp = ddip.DataParallel(ddip.SyncBatchNorm.convert(model), broadcast_buffers=False, **options)
+    for step in range(3):
+        x, y = (torch.cat(every) for every in zip(*(r.batch(step, rank) for rank in of), strict=True))
+        for trained, (some, wanted) in ((single, (x, y)), (dp, r.batch(step, r.rank))):
+            trained.zero_grad()
+            nn.functional.mse_loss(trained(some), wanted).backward()
+            with torch.no_grad():
+                for parameter in trained.parameters():
+                    parameter -= 0.1 * parameter.grad
+    pairs = zip(single.state_dict().values(), dp.state_dict().values(), strict=True)
+    return max((a - b).abs().max().item() for a, b in pairs)
 
 
 def sparse_over_gloo() -> float:
