@@ -139,6 +139,15 @@ def test_gradients_near_the_smallest_numbers_stop_nothing(ranks: Any, compress: 
         assert dropped == 0 and smallest == pytest.approx(1.0, abs=0.01)
 
 
+@pytest.mark.parametrize("compress", ["int8", "topk:0.1", "powersgd:1"])
+def test_what_is_left_over_goes_with_its_parameter(ranks: Any, compress: str) -> None:
+    for found in values(ranks, f"c.rests_of_parameters_that_moved({compress!r})"):
+        new, first, second, still_new, still_second = found
+        assert new[0] == still_new[0] == 0.0, "what it got was another's"
+        assert all(arrived > 0 for arrived, _ in (first, second, still_second))
+        assert all(apart < 1e-5 for _, apart in found), found
+
+
 # --- buffers
 
 

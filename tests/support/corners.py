@@ -259,6 +259,50 @@ def of_low_rank(rows: int, columns: int) -> float:
     return worst
 
 
+class Rows(nn.Module):
+    """Parameters of one shape, so that only which one it is tells them apart; their gradients are what the caller says."""
+
+    SHAPE = (24, 20)
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.rows = nn.ParameterList(nn.Parameter(torch.zeros(self.SHAPE)) for _ in range(count))
+
+    def forward(self, gradients: list[torch.Tensor]) -> Any:
+        return sum((row * gradient).sum() for row, gradient in zip(self.rows, gradients, strict=True))
+
+
+def noise(seed: int) -> torch.Tensor:
+    return torch.randn(Rows.SHAPE, generator=torch.Generator().manual_seed(seed))
+
+
+def rests_of_parameters_that_moved(compress: str) -> list[list[float]]:
+    """One parameter comes before two that are there, then the first of these goes. Nobody asks for anything any more, so
+    what arrives is what was left over. Returns for each of them, in both steps: how much, and how far from what was owed."""
+    model = Rows(2)
+    dp = ddip.DataParallel(model, compress=compress)
+    first, second = model.rows
+    owed = {row: torch.zeros(Rows.SHAPE) for row in (first, second)}
+    for step in range(3):
+        dp.zero_grad()
+        given = [[noise(100 * step + 10 * row + of) for row in range(2)] for of in range(r.world)]
+        dp(given[r.rank]).backward()
+        for index, row in enumerate((first, second)):
+            owed[row] += sum(every[index] for every in given) / r.world - row.grad
+    found = []
+    new = nn.Parameter(torch.zeros(Rows.SHAPE))
+    for rows in ([new, first, second], [new, second]):
+        model.rows = nn.ParameterList(rows)
+        dp.zero_grad()
+        dp([torch.zeros(Rows.SHAPE) for _ in rows]).backward()
+        for index, row in enumerate(rows):
+            rest = r.rest_of(dp._dp.compressor, index, Rows.SHAPE)
+            ddip.comm().all_reduce(rest, "mean")
+            owed[row] = owed.get(row, torch.zeros(Rows.SHAPE)) - row.grad
+            found.append([row.grad.abs().max().item(), (rest - owed[row]).abs().max().item()])
+    return found
+
+
 def denormal(compress: str) -> tuple[int, float]:
     """Gradients near the smallest numbers that there are, then usual ones: steps dropped, and what arrives of the last."""
     dp = ddip.DataParallel(nn.Linear(4, 3, bias=False), compress=compress)

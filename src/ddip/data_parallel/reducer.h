@@ -86,6 +86,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // Gradients are somebody else's business from now on.
   void retire() { retired_ = true; }
 
+  // Returns when all that has left has arrived.
+  void drain();
+  const std::vector<at::Tensor>& parameters() const { return parameters_; }
+
   ReducerStats take_stats();
   size_t bucket_count() const { return plan_.buckets.size(); }
   const BucketPlan& plan() const { return plan_; }
@@ -132,7 +136,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   at::Tensor flat_of(size_t index) const;
   // `waiting`: on the calling thread if nothing is before it.
   void on_thread(std::function<void()> task, bool waiting);
-  void drain();
   std::vector<Doing> announce(Doing doing);
   void take_part_in_backward(int with_data);
   double since_first(Clock::time_point time) const;

@@ -4,6 +4,24 @@
 #include "ddip/data_parallel/replicas.h"
 
 namespace ddip::data_parallel {
+namespace {
+
+// To where the parameters are now: a number is a place in the list, which a part that comes or goes changes. What is
+// kept of a parameter that has gone goes with it, also if another has its name or its place.
+Kept moved(const Kept& kept, const std::vector<at::Tensor>& before, const std::vector<at::Tensor>& now) {
+  std::unordered_map<const c10::TensorImpl*, size_t> place;
+  for (size_t index = 0; index < now.size(); ++index) place[now[index].unsafeGetTensorImpl()] = index;
+  Kept result;
+  for (const auto& [kind, of_parameter] : kept) {
+    for (const auto& [number, tensor] : of_parameter) {
+      auto found = place.find(before[number].unsafeGetTensorImpl());
+      if (found != place.end()) result[kind][found->second] = tensor;
+    }
+  }
+  return result;
+}
+
+}  // namespace
 
 Replica::Replica(Ranks ranks, Model model, ReducerOptions options, bool broadcast_buffers)
     : current_(std::move(ranks)),
@@ -22,6 +40,10 @@ void Replica::plan() {
     require_same_frozen(*ranks_, names, parameters);
   });
   broadcast(0);
+  if (options_.compressor && reducer_) {
+    reducer_->drain();  // of the old plan: what is under way has the old numbers
+    options_.compressor->set_kept(moved(options_.compressor->kept(), reducer_->parameters(), parameters));
+  }
   reducer_ = Reducer::create(ranks_, std::move(parameters), std::move(names), options_);
   reducer_->set_sync(sync_);
 }

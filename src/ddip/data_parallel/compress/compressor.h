@@ -1,6 +1,7 @@
 // How a bucket of gradients becomes the mean over all ranks with fewer bytes than it has. One file per way.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -11,7 +12,7 @@ namespace ddip::data_parallel {
 
 // One gradient of a bucket.
 struct Piece {
-  size_t parameter;     // its number in the model: stays the same when buckets are cut anew
+  size_t parameter;     // its number in the model, until that is planned anew (Compressor::set_kept)
   at::Tensor gradient;  // a flat view into the bucket
   std::vector<int64_t> shape;
 };
@@ -20,6 +21,9 @@ struct Outcome {
   size_t bytes = 0;    // that this rank has put on the wire
   bool finite = true;  // the same on all ranks
 };
+
+// By kind and parameter: what is kept from one step for the next.
+using Kept = std::map<std::string, std::map<size_t, at::Tensor>>;
 
 class Compressor {
  public:
@@ -34,6 +38,11 @@ class Compressor {
   virtual void rollback() {}
   // Nobody used this parameter, so nobody takes what was sent of it in the step under way.
   virtual void rollback(size_t /*parameter*/) {}
+
+  // Between steps: all that it keeps, and something else in place of that. A parameter that is not the one it was must
+  // not get what another has left over.
+  virtual Kept kept() const { return {}; }
+  virtual void set_kept(Kept /*kept*/) {}
 
   // What is left over for this parameter, for tests and for people; undefined if nothing.
   virtual at::Tensor residual(size_t /*parameter*/) const { return {}; }

@@ -97,9 +97,16 @@ class PowerSgd : public Compressor {
     residuals_.rollback(parameter);
     pending_.erase(parameter);
   }
+  Kept kept() const override { return {{Residuals::kKind, residuals_.kept()}, {kBegin, begins_}}; }
+  void set_kept(Kept kept) override {
+    residuals_.set_kept(std::move(kept[Residuals::kKind]));
+    begins_ = std::move(kept[kBegin]);
+    pending_.clear();
+  }
   at::Tensor residual(size_t parameter) const override { return residuals_.of(parameter); }
 
  private:
+  static constexpr const char* kBegin = "begin";  // in Kept
   // Where the last step ended; before the first, random numbers that are the same on every rank. So too in place of a
   // column that has become zero (the matrix was zero, or of lower rank): from zero it would never come back.
   at::Tensor begin_of(const Piece& piece, int64_t columns) const {
@@ -108,7 +115,8 @@ class PowerSgd : public Compressor {
       return at::randn({columns, rank_}, generator, at::kFloat).to(piece.gradient.device());
     };
     auto last = begins_.find(piece.parameter);
-    if (last == begins_.end() || last->second.size(0) != columns || last->second.device() != piece.gradient.device())
+    if (last == begins_.end() || last->second.sizes() != at::IntArrayRef({columns, rank_}) ||
+        last->second.device() != piece.gradient.device())
       return random();
     at::Tensor zero = last->second.abs().amax(0) == 0;
     return zero.any().item<bool>() ? at::where(zero, random(), last->second) : last->second;
@@ -116,8 +124,8 @@ class PowerSgd : public Compressor {
 
   const int64_t rank_;
   Residuals residuals_;
-  std::unordered_map<size_t, at::Tensor> begins_;
-  std::unordered_map<size_t, at::Tensor> pending_;
+  std::map<size_t, at::Tensor> begins_;
+  std::map<size_t, at::Tensor> pending_;
 };
 
 }  // namespace

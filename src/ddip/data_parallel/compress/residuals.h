@@ -2,7 +2,7 @@
 // kept only if the step is.
 #pragma once
 
-#include <unordered_map>
+#include <map>
 
 #include "ddip/data_parallel/compress/compressor.h"
 
@@ -21,9 +21,16 @@ class Residuals {
   void rollback(size_t parameter) { pending_.erase(parameter); }
   at::Tensor of(size_t parameter) const;
 
+  static constexpr const char* kKind = "rest";  // in Kept
+  const std::map<size_t, at::Tensor>& kept() const { return kept_; }
+  void set_kept(std::map<size_t, at::Tensor> kept) {
+    kept_ = std::move(kept);
+    pending_.clear();
+  }
+
  private:
-  std::unordered_map<size_t, at::Tensor> kept_;
-  std::unordered_map<size_t, at::Tensor> pending_;
+  std::map<size_t, at::Tensor> kept_;
+  std::map<size_t, at::Tensor> pending_;
 };
 
 // Whether all are finite, with one look at the memory.

@@ -41,6 +41,8 @@ class TopK : public Compressor {
   void commit() override { residuals_.commit(); }
   void rollback() override { residuals_.rollback(); }
   void rollback(size_t parameter) override { residuals_.rollback(parameter); }
+  Kept kept() const override { return {{Residuals::kKind, residuals_.kept()}}; }
+  void set_kept(Kept kept) override { residuals_.set_kept(std::move(kept[Residuals::kKind])); }
   at::Tensor residual(size_t parameter) const override { return residuals_.of(parameter); }
 
  private:
