@@ -148,6 +148,21 @@ def test_what_is_left_over_goes_with_its_parameter(ranks: Any, compress: str) ->
         assert all(apart < 1e-5 for _, apart in found), found
 
 
+@pytest.mark.parametrize("compress", ["int8", "topk:0.1", "powersgd:1"])
+def test_a_compressed_run_that_is_resumed_ends_as_one_that_never_stopped(ranks: Any, compress: str) -> None:
+    assert values(ranks, f"c.resumed({compress!r})") == [[True, False]] * ranks.world_size
+
+
+def test_what_was_left_over_by_another_model_is_refused(two: Any) -> None:
+    assert values(two, "c.refused_rests()")[0] == [
+        "ConfigError: left over by compression: rest.rows.7 is of no parameter here",
+        "ConfigError: left over by compression: rest.rows.0 has 3 numbers, the parameter 480",
+        "ConfigError: the order of gradients that was saved is not one of this model's parameters",
+        "ConfigError: this model's gradients travel whole: it cannot take what compression has left over",
+        "nothing",
+    ]
+
+
 # --- buffers
 
 

@@ -303,10 +303,13 @@ def test_a_run_that_was_interrupted_and_goes_on_ends_with_the_same_weights(event
     raise AssertionError("no interruption was in the middle of an epoch")
 
 
-def test_two_ranks_that_were_killed_go_on_from_the_last_epoch_to_the_same_weights(events: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("compress", ["none", "int8", "topk", "powersgd"])
+def test_two_ranks_that_were_killed_go_on_from_the_last_epoch_to_the_same_weights(
+    events: Path, tmp_path: Path, compress: str
+) -> None:
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     # 41 events on two ranks: 21 and 20, so that one has a batch more than the other.
-    words = ["-n", 2, "--width", 4, "--depth", 2, "--batch", 5, "--lr", 0.01, "--epochs", 3, "--hold-out", 0.09, "--device", "cpu"]  # fmt: skip
+    words = ["-n", 2, "--width", 4, "--depth", 2, "--batch", 5, "--lr", 0.01, "--epochs", 3, "--hold-out", 0.09, "--device", "cpu", "--compress", compress]  # fmt: skip
     whole = train(events, tmp_path / "whole", *words, env=one_thread)
     assert whole.returncode == 0, whole.stderr
     with training_behind_its_first_epoch(events, tmp_path / "cut", words, one_thread) as process:
@@ -316,6 +319,19 @@ def test_two_ranks_that_were_killed_go_on_from_the_last_epoch_to_the_same_weight
     assert done.returncode == 0, done.stderr
     assert "epoch 1/3" not in done.stdout
     assert_same(last_weights(tmp_path / "cut"), last_weights(tmp_path / "whole"))
+
+
+def test_another_number_of_ranks_takes_over_what_compression_had_left(events: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = [*SMALL, "--epochs", 2, "--compress", "int8"]
+    with training_behind_its_first_epoch(events, out, ["-n", 2, *words], {**os.environ}) as process:
+        process.kill()
+    wait_until(lambda: not ranks_of(out), 30, "the ranks are gone")
+    done = train(events, out, "-n", 3, *words, "--resume")
+    assert done.returncode == 0, done.stderr
+    load = pytest.importorskip("safetensors.torch").load_file
+    kept = load(max((out / "checkpoints").glob("*.left_over.safetensors")))
+    assert {tensor.size(0) for tensor in kept.values()} == {3}
 
 
 def ranks_of(out: Path) -> list[int]:

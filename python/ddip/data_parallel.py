@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -124,6 +124,15 @@ class DataParallel(nn.Module):
         stats["slowest_rank"] = max(range(len(waited)), key=waited.__getitem__) if any(waited) else None
         stats["buckets"] = len(self._dp.buckets)
         return stats
+
+    def compression_state_dict(self) -> dict[str, torch.Tensor]:
+        """What compression keeps on this rank from one step for the next. Each rank saves its own, beside the model and the
+        optimizer: a run that gets it back goes on, bit for bit, as if it had not ended. Empty where nothing is kept."""
+        return dict(self._dp.compression_state())
+
+    def load_compression_state_dict(self, state_dict: Mapping[str, torch.Tensor]) -> None:
+        """All ranks call it, after loading the model."""
+        self._dp.load_compression_state(dict(state_dict))
 
     def check_replicas(self) -> list[str]:
         """Names of parameters and buffers that differ between the ranks. All ranks call it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import io
 import os
 import signal
 import threading
@@ -301,6 +302,59 @@ def rests_of_parameters_that_moved(compress: str) -> list[list[float]]:
             owed[row] = owed.get(row, torch.zeros(Rows.SHAPE)) - row.grad
             found.append([row.grad.abs().max().item(), (rest - owed[row]).abs().max().item()])
     return found
+
+
+class Backwards(Rows):
+    """Its gradients come in the order of its parameters, so that buckets are cut anew behind the first step; and depend on
+    what was learned."""
+
+    def forward(self, gradients: list[torch.Tensor]) -> Any:
+        pairs = list(zip(self.rows, gradients, strict=True))
+        return sum((row * gradient + row**2).sum() for row, gradient in reversed(pairs))
+
+
+def resumed(compress: str) -> list[bool]:
+    """Whether a run that was saved and goes on ends with the same bits as one that was not: with all that was saved, and
+    without what compression had left over."""
+
+    def begun() -> tuple[Any, torch.optim.Optimizer]:
+        dp = ddip.DataParallel(Backwards(6), compress=compress, bucket_mb=0.004)
+        return dp, torch.optim.SGD(dp.parameters(), 0.1, momentum=0.9)
+
+    def train(dp: Any, optimizer: torch.optim.Optimizer, steps: Sequence[int]) -> None:
+        for step in steps:
+            dp.zero_grad()
+            dp([noise(100 * step + 10 * row + r.rank) for row in range(6)]).backward()
+            optimizer.step()
+
+    whole, optimizer = begun()
+    train(whole, optimizer, range(3))
+    file = io.BytesIO()
+    torch.save([whole.state_dict(), optimizer.state_dict(), whole.compression_state_dict()], file)
+    train(whole, optimizer, range(3, 6))
+    same = []
+    for with_all in (True, False):
+        file.seek(0)
+        of_model, of_optimizer, kept = torch.load(file)
+        dp, optimizer = begun()
+        dp.load_state_dict(of_model)
+        optimizer.load_state_dict(of_optimizer)
+        dp.load_compression_state_dict(kept if with_all else {})
+        train(dp, optimizer, range(3, 6))
+        same.append(all(torch.equal(a, b) for a, b in zip(dp.parameters(), whole.parameters(), strict=True)))
+    return same
+
+
+def refused_rests() -> list[str]:
+    dp = ddip.DataParallel(Rows(1), compress="int8")
+    whole = ddip.DataParallel(Rows(1))
+    return [
+        outcome(lambda: dp.load_compression_state_dict({"rest.rows.7": torch.zeros(480)})),
+        outcome(lambda: dp.load_compression_state_dict({"rest.rows.0": torch.zeros(3)})),
+        outcome(lambda: dp.load_compression_state_dict({"order": torch.tensor([5, 1])})),
+        outcome(lambda: whole.load_compression_state_dict({"rest.rows.0": torch.zeros(480)})),
+        outcome(lambda: whole.load_compression_state_dict(whole.compression_state_dict())),
+    ]
 
 
 def denormal(compress: str) -> tuple[int, float]:

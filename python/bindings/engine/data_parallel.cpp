@@ -93,6 +93,24 @@ void bind_data_parallel(py::module_& module) {
       .def("retire", &Replica::retire)
       .def("sync_buffers", &Replica::sync_buffers, py::arg("root"), Released())
       .def("differing", &Replica::differing, py::arg("buffer_names"), Released())
+      .def("compression_state",
+           [](Replica& self) {
+             tensors::NamedTensors state;
+             {
+               py::gil_scoped_release release;
+               state = self.compression_state();
+             }
+             py::dict result;
+             for (const auto& [name, tensor] : state) result[py::str(name)] = tensor;
+             return result;
+           })
+      .def(
+          "load_compression_state",
+          [](Replica& self, const std::map<std::string, at::Tensor>& state) {
+            py::gil_scoped_release release;
+            self.load_compression_state({state.begin(), state.end()});
+          },
+          py::arg("state"))
       .def("take_stats", &stats_of)
       .def_property_readonly("compressor", &Replica::compressor)
       .def_property_readonly("buckets", [](const Replica& self) {

@@ -74,6 +74,11 @@ class DataParallel {
     replica_.end_join();
   }
 
+  // What compression keeps on this rank from one step for the next: saved and given back, on all ranks, a run goes on
+  // as if it had not ended.
+  tensors::NamedTensors compression_state() { return replica_.compression_state(); }
+  void load_compression_state(const tensors::NamedTensors& state) { replica_.load_compression_state(state); }
+
   data_parallel::ReducerStats stats() { return replica_.take_stats(); }
 
  private:

@@ -81,6 +81,8 @@ Reducer::~Reducer() {
 
 void Reducer::plan(const std::vector<size_t>& order, size_t used) {
   plan_ = plan_buckets(gradients_, order, options_.buckets, used);
+  planned_order_ = order;
+  planned_used_ = used;
   at::NoGradGuard no_grad;
   memory_.clear();
   flats_.clear();
@@ -104,6 +106,25 @@ void Reducer::plan(const std::vector<size_t>& order, size_t used) {
     int64_t begin = memory.storage_offset() + static_cast<int64_t>(plan_.begin[index]);
     views_[index] = at::empty({0}, memory.options()).set_(memory.storage(), begin, parameter.sizes(), strides);
   }
+}
+
+std::vector<int64_t> Reducer::order() const {
+  std::vector<int64_t> result(planned_order_.begin(), planned_order_.end());
+  result.push_back(static_cast<int64_t>(planned_used_));
+  return result;
+}
+
+void Reducer::plan_in_order(std::vector<int64_t> order) {
+  const auto count = static_cast<int64_t>(parameters_.size());
+  std::vector<int64_t> sorted(order.begin(), order.empty() ? order.end() : order.end() - 1), every(parameters_.size());
+  std::sort(sorted.begin(), sorted.end());
+  std::iota(every.begin(), every.end(), 0);
+  if (order.empty() || sorted != every || order.back() < 0 || order.back() > count)
+    throw ConfigError("the order of gradients that was saved is not one of this model's parameters");
+  std::lock_guard lock(mutex_);
+  drain();
+  error_ = nullptr;  // of a step that is over
+  plan_like_rank_0(std::move(order));
 }
 
 void Reducer::attach(size_t index) {

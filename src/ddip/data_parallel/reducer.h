@@ -89,6 +89,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // Returns when all that has left has arrived.
   void drain();
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
+  const std::vector<std::string>& names() const { return names_; }
+
+  // How the gradients are divided among buckets: their numbers in the order of the plan, then how many of them were
+  // used. What compression sends depends on it.
+  std::vector<int64_t> order() const;
+  // Between backwards, on all ranks: as rank 0 says. Throws ConfigError if it is no order of these parameters.
+  void plan_in_order(std::vector<int64_t> order);
 
   ReducerStats take_stats();
   size_t bucket_count() const { return plan_.buckets.size(); }
@@ -121,6 +128,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void reduce_sparse(const std::vector<Used>& used);
   void install(const std::vector<Used>& used);
   void rebuild();
+  void plan_like_rank_0(std::vector<int64_t> order);
   void throw_error() const;  // our thread's, if it had one
   [[noreturn]] void drop(std::exception_ptr error);
   void drop_gradients();
@@ -150,6 +158,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<Gradient> gradients_;
   std::vector<at::TensorOptions> kinds_;
   BucketPlan plan_;
+  std::vector<size_t> planned_order_;
+  size_t planned_used_ = 0;
   std::vector<at::Tensor> memory_;  // by kind
   std::vector<at::Tensor> flats_;   // by bucket
   std::vector<at::Tensor> views_;   // by parameter, in its shape and strides

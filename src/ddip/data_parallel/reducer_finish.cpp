@@ -201,6 +201,11 @@ void Reducer::rebuild() {
     if (!ready_[index]) order.push_back(static_cast<int64_t>(index));
   }
   order.push_back(static_cast<int64_t>(order_.size()));  // how many were used
+  plan_like_rank_0(std::move(order));
+  rebuilt_ = true;
+}
+
+void Reducer::plan_like_rank_0(std::vector<int64_t> order) {
   if (ranks_->world() > 1) {
     at::Tensor agreed = at::from_blob(order.data(), {static_cast<int64_t>(order.size())}, at::kLong);
     at::Tensor there = kinds_.empty() ? agreed : agreed.to(kinds_[0].device());
@@ -215,7 +220,6 @@ void Reducer::rebuild() {
   std::vector<Used> same;
   for (bool one : expected_) same.push_back(one ? Used::dense : Used::no);
   expect(same);
-  rebuilt_ = true;
 }
 
 // `members`: whose memory it is, where that holds others' too; empty: it is one gradient.

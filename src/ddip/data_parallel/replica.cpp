@@ -1,10 +1,15 @@
 #include "ddip/data_parallel/replica.h"
 
+#include <fmt/format.h>
+
 #include "ddip/base/error.h"
+#include "ddip/data_parallel/compress/residuals.h"
 #include "ddip/data_parallel/replicas.h"
 
 namespace ddip::data_parallel {
 namespace {
+
+constexpr const char* kOrder = "order";
 
 // To where the parameters are now: a number is a place in the list, which a part that comes or goes changes. What is
 // kept of a parameter that has gone goes with it, also if another has its name or its place.
@@ -101,6 +106,47 @@ int Replica::end_join() {
   int newest = reducer_->end_join([this](int root) { sync_buffers(root); });
   broadcast(newest);
   return newest;
+}
+
+tensors::NamedTensors Replica::compression_state() {
+  tensors::NamedTensors state;
+  if (!options_.compressor) return state;
+  reducer_->drain();
+  for (const auto& [kind, of_parameter] : options_.compressor->kept()) {
+    for (const auto& [number, tensor] : of_parameter)
+      state.emplace_back(fmt::format("{}.{}", kind, reducer_->names()[number]), tensor);
+  }
+  if (!state.empty()) state.emplace_back(kOrder, at::tensor(reducer_->order(), at::kLong));
+  return state;
+}
+
+void Replica::load_compression_state(const tensors::NamedTensors& state) {
+  if (!options_.compressor && !state.empty())
+    throw ConfigError("this model's gradients travel whole: it cannot take what compression has left over");
+  if (!options_.compressor) return;
+  if (!reducer_->fits(model_.parameters())) plan();
+  std::vector<int64_t> order = reducer_->order();
+  Kept kept;
+  for (const auto& [key, tensor] : state) {
+    if (key == kOrder) {
+      at::Tensor numbers = tensor.to(at::kCPU, at::kLong).contiguous();
+      order.assign(numbers.data_ptr<int64_t>(), numbers.data_ptr<int64_t>() + numbers.numel());
+      continue;
+    }
+    const size_t dot = key.find('.');
+    const auto& names = reducer_->names();
+    const auto name = std::find(names.begin(), names.end(), dot == std::string::npos ? "" : key.substr(dot + 1));
+    if (name == names.end())
+      throw ConfigError(fmt::format("left over by compression: {} is of no parameter here", key));
+    const auto number = static_cast<size_t>(name - names.begin());
+    const at::Tensor& parameter = reducer_->parameters()[number];
+    if (key.starts_with(Residuals::kKind) && tensor.numel() != parameter.numel())
+      throw ConfigError(fmt::format("left over by compression: {} has {} numbers, the parameter {}", key,
+                                    tensor.numel(), parameter.numel()));
+    kept[key.substr(0, dot)][number] = tensor.detach().to(parameter.device(), at::kFloat, false, /*copy=*/true);
+  }
+  reducer_->plan_in_order(std::move(order));
+  options_.compressor->set_kept(std::move(kept));
 }
 
 std::vector<std::string> Replica::differing(const std::vector<std::string>& buffer_names) {

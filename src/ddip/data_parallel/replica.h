@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ddip/data_parallel/reducer.h"
+#include "ddip/tensors/tensor_bytes.h"
 
 namespace ddip::data_parallel {
 
@@ -40,6 +41,12 @@ class Replica {
 
   // Names of what differs between the ranks.
   std::vector<std::string> differing(const std::vector<std::string>& buffer_names);
+
+  // What compression keeps on this rank for the next step, by names, to be saved beside the model; empty if it keeps
+  // nothing. A run that is given it back goes on as if it had not ended.
+  tensors::NamedTensors compression_state();
+  // All ranks. Throws ConfigError for what this model has no parameter for.
+  void load_compression_state(const tensors::NamedTensors& state);
 
   ReducerStats take_stats() { return reducer_->take_stats(); }
   const Reducer& reducer() const { return *reducer_; }

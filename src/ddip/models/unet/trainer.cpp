@@ -20,6 +20,8 @@ namespace {
 
 using nlohmann::json;
 
+constexpr const char* kLeftOver = "left_over";  // a part of a checkpoint
+
 data::LoaderOptions loader_options(const Settings& settings, const Context& context, bool shuffle) {
   data::LoaderOptions options;
   options.sampling = {.rank = context.rank(),
@@ -99,6 +101,28 @@ tensors::NamedTensors Trainer::optimizer_tensors() const {
   return tensors;
 }
 
+// By compression: what each rank keeps, in the order of the ranks; on rank 0.
+tensors::NamedTensors Trainer::left_over() {
+  tensors::NamedTensors all;
+  for (const auto& [name, tensor] : model_->compression_state()) {
+    const std::vector<at::Tensor> of_rank = context_.communicator()->gather(tensor.cpu(), 0);
+    if (!of_rank.empty()) all.emplace_back(name, at::stack(of_rank));
+  }
+  return all;
+}
+
+// With another number of ranks each owes the mean of what they owed: as much as before in all.
+void Trainer::load_left_over(const checkpoint::SafetensorsFile& file) {
+  tensors::NamedTensors mine;
+  for (const auto& [name, of_rank] : tensors::read_tensors(file)) {
+    if (of_rank.size(0) == context_.world_size())
+      mine.emplace_back(name, of_rank[context_.rank()]);
+    else
+      mine.emplace_back(name, name.starts_with("rest.") ? of_rank.mean(0) : of_rank[0]);
+  }
+  model_->load_compression_state(mine);
+}
+
 void Trainer::resume() {
   const auto manifest = folder_.store().last();
   if (!manifest) return;  // interrupted before the first checkpoint: from the beginning
@@ -120,6 +144,7 @@ void Trainer::resume() {
   tensors::require_fit(optimizer, optimizer_tensors());
   tensors::load_tensors(model, model_tensors());
   tensors::load_tensors(optimizer, optimizer_tensors());
+  if (manifest->files.contains(kLeftOver)) load_left_over(folder_.store().open(*manifest, kLeftOver));
 }
 
 Trainer::Ending Trainer::run() {
@@ -280,6 +305,7 @@ bool Trainer::save(double accuracy) {
     best_ = accuracy;
     best_epoch_ = epoch_ - 1;
   }
+  const tensors::NamedTensors rests = left_over();
   if (context_.rank() != 0) return true;
   const bool best = accuracy > best_saved_;
   const json about = {{"epoch", epoch_},
@@ -290,9 +316,11 @@ bool Trainer::save(double accuracy) {
                       {"best_saved", best ? accuracy : best_saved_},
                       {"nonzero_accuracy", accuracy},
                       {"settings", json::parse(settings_.json())}};
-  const tensors::TensorBytes model(model_tensors()), optimizer(optimizer_tensors());
+  const tensors::TensorBytes model(model_tensors()), optimizer(optimizer_tensors()), left(rests);
+  std::vector<checkpoint::Store::Part> parts = {{"model", model.named()}, {"optimizer", optimizer.named()}};
+  if (!rests.empty()) parts.push_back({kLeftOver, left.named()});
   try {
-    folder_.store().save({step_, about.dump(), {{"model", model.named()}, {"optimizer", optimizer.named()}}, best});
+    folder_.store().save({step_, about.dump(), std::move(parts), best});
   } catch (const std::exception& error) {
     // The run is worth more than this checkpoint, and the older ones are still there.
     progress_->say(

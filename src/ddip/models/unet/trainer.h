@@ -49,6 +49,8 @@ class Trainer {
 
   tensors::NamedTensors model_tensors() const;
   tensors::NamedTensors optimizer_tensors() const;
+  tensors::NamedTensors left_over();
+  void load_left_over(const checkpoint::SafetensorsFile& file);
 
   Context& context_;
   RunFolder folder_;
