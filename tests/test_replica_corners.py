@@ -76,6 +76,12 @@ def test_a_backward_whose_end_failed_is_over(ranks: Any) -> None:
         assert gradients == pytest.approx([1.0 + (world - 1) / 2, 1.0])
 
 
+@pytest.mark.parametrize("options", ["find_unused=False", "static_graph=True"])
+def test_layers_are_frozen_and_thawed_where_all_is_expected(ranks: Any, options: str) -> None:
+    for found in values(ranks, f"c.frozen_where_all_is_expected({options})"):
+        assert found == [["nothing", frozen, True] for frozen in (False, False, True, True, False)]
+
+
 # --- join
 
 

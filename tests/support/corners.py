@@ -121,6 +121,20 @@ def late_with_an_error_of_another_kind() -> tuple[str, list[bool], list[float]]:
     return said, dropped, [parameter.grad.mean().item() for parameter in dp.parameters()]
 
 
+def frozen_where_all_is_expected(**options: bool) -> list[Any]:
+    """Layers are frozen, and thawed again, where every backward must use the same parameters: what it said, the layer's
+    gradient, and whether the others' are everybody's."""
+    model = r.mlp()
+    dp = ddip.DataParallel(model, **options)
+    found = []
+    for step, frozen in enumerate((False, False, True, True, False)):
+        model[0].requires_grad_(not frozen)
+        dp.zero_grad()
+        said = outcome(lambda step=step: r.squares(dp, *r.batch(step, r.rank), r.rank, step).backward())
+        found.append([said, model[0].weight.grad is None, same_everywhere(model[4].weight.grad)])
+    return found
+
+
 # --- join
 
 

@@ -150,7 +150,10 @@ bool Reducer::fits(const std::vector<at::Tensor>& parameters) {
     if (!now.is_same(parameters_[index]) || static_cast<size_t>(now.numel()) != gradient.elements ||
         now.dtype() != kind.dtype() || now.device() != kind.device())
       return false;
-    if (!now.requires_grad()) continue;
+    if (!now.requires_grad()) {
+      if (is_fixed() && expected_[index]) return false;  // everybody would wait for it, and then complain
+      continue;
+    }
     if (!accumulators_[index]) {
       if (is_fixed()) return false;  // nobody would expect it
       attach(index);
