@@ -155,6 +155,11 @@ def test_what_is_left_over_goes_with_its_parameter(ranks: Any, compress: str) ->
 
 
 @pytest.mark.parametrize("compress", ["int8", "topk:0.1", "powersgd:1"])
+def test_nothing_is_lost_by_compression_of_uneven_inputs(ranks: Any, compress: str) -> None:
+    assert all(gap < 1e-5 for gap in values(ranks, f"c.rests_of_uneven_inputs({compress!r})"))
+
+
+@pytest.mark.parametrize("compress", ["int8", "topk:0.1", "powersgd:1"])
 def test_a_compressed_run_that_is_resumed_ends_as_one_that_never_stopped(ranks: Any, compress: str) -> None:
     assert values(ranks, f"c.resumed({compress!r})") == [[True, False]] * ranks.world_size
 

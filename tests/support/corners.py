@@ -318,6 +318,26 @@ def rests_of_parameters_that_moved(compress: str) -> list[list[float]]:
     return found
 
 
+def rests_of_uneven_inputs(compress: str) -> float:
+    """Rank 0 has more data than the others, who take part with nothing but what they have left over. What is missing of what
+    was asked for, after what arrived and what is left."""
+    dp = ddip.DataParallel(Rows(1), compress=compress)
+    batches = [5 if of == 0 else 2 for of in range(r.world)]
+    asked, arrived = torch.zeros(Rows.SHAPE), torch.zeros(Rows.SHAPE)
+    with dp.join():
+        for step in range(batches[r.rank]):
+            dp.zero_grad()
+            dp([noise(100 * step + r.rank)]).backward()
+            arrived += dp.module.rows[0].grad
+    for step in range(max(batches)):
+        busy = [of for of in range(r.world) if step < batches[of]]
+        asked += sum(noise(100 * step + of) for of in busy) / len(busy)
+    rest = r.rest_of(dp._dp.compressor, 0, Rows.SHAPE)
+    ddip.comm().all_reduce(rest, "mean")
+    ddip.comm().broadcast(arrived)  # of who was there to the end
+    return (arrived + rest - asked).abs().max().item()
+
+
 class Backwards(Rows):
     """Its gradients come in the order of its parameters, so that buckets are cut anew behind the first step; and depend on
     what was learned."""

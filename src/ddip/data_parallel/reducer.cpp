@@ -317,15 +317,17 @@ void Reducer::launch(size_t bucket, const std::vector<bool>& in_it, bool waiting
     at::NoGradGuard no_grad;
     const at::Tensor& flat = flats_[bucket];
     if (compressor_) {
+      // First: what is left over goes with a step in which another number of ranks may have data, and weighs the same.
+      if (rescale_ != 1.0) flat.mul_(rescale_);
       Outcome outcome = compressor_->reduce(*ranks_, *pieces);
       stats_.sent_bytes += outcome.bytes;
       if (!outcome.finite) finite_ = false;
     } else {
       ranks_->all_reduce(flat, Reduction::mean);
       stats_.sent_bytes += flat.nbytes();
+      if (rescale_ != 1.0) flat.mul_(rescale_);
+      note_sum(flat, members);
     }
-    if (rescale_ != 1.0) flat.mul_(rescale_);
-    if (!compressor_) note_sum(flat, members);
     auto ended = Clock::now();
     stats_.busy_seconds += seconds(ended - begun);
     stats_.timeline.push_back({bucket, since_first(ready), since_first(begun), since_first(ended)});
