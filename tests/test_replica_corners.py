@@ -234,6 +234,11 @@ def test_metrics_of_other_names_are_not_mixed_up(ranks: Any) -> None:
     assert second[0] == "ConfigError: rank 1 has metrics ['loss', 'right'], but rank 0 has ['correct', 'loss']"
 
 
+def test_what_a_rank_without_samples_says_does_not_count(ranks: Any) -> None:
+    weight = 3.0 * sum(range(ranks.world_size))
+    assert values(ranks, "c.metrics_of_who_had_no_samples()") == [{"loss": 2.0, "weight": weight}] * ranks.world_size
+
+
 def test_a_batch_norm_in_two_places_stays_one(ranks: Any) -> None:
     assert values(ranks, "c.batch_norm_in_two_places()") == [["SyncBatchNorm", True, True]] * ranks.world_size
 

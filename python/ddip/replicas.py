@@ -65,7 +65,8 @@ def gather_metrics(values: Mapping[str, Any], op: str = "mean") -> dict[str, flo
     every = torch.tensor([[one[name] for name in names] for one in told], dtype=torch.float64)
     if op == "mean" and "weight" in names:
         weights = every[:, names.index("weight")]
-        mean = (every * weights[:, None]).sum(0) / weights.sum()
+        # A rank without samples has no mean to give: what it says, often that it is not a number, does not count.
+        mean = torch.where(weights[:, None] == 0, 0.0, every * weights[:, None]).sum(0) / weights.sum()
         return {name: float(weights.sum()) if name == "weight" else float(mean[i]) for i, name in enumerate(names)}
     reduced = {"mean": every.mean(0), "sum": every.sum(0), "min": every.amin(0), "max": every.amax(0)}[op]
     return dict(zip(names, reduced.tolist(), strict=True))
