@@ -213,6 +213,11 @@ def test_a_model_with_a_part_named_module_loads_what_it_saved(
     assert values(two, f"c.loaded_by_name({inner}, {head}, {around}, {of_ddp})") == [True, True]
 
 
+def test_what_is_registered_through_the_wrapper_is_the_models(two: Any) -> None:
+    keys = ["bias", "head.bias", "head.weight", "mean", "scale", "weight"]
+    assert values(two, "c.registered_through_the_wrapper()") == [[keys, True, True, True]] * 2
+
+
 @pytest.mark.parametrize("root", [0, 1])
 def test_what_cannot_be_pickled_is_an_error_on_all_ranks(ranks: Any, root: int) -> None:
     for rank, (gathered, told, after) in enumerate(values(ranks, f"c.unpicklable({root})")):

@@ -162,6 +162,20 @@ class DataParallel(nn.Module):
     def __delattr__(self, name: str) -> None:
         delattr(self.module, name)
 
+    # nn.Module has these itself, and what they put into the wrapper would be in no state_dict.
+
+    def register_buffer(self, *args: Any, **kwargs: Any) -> None:
+        self.module.register_buffer(*args, **kwargs)
+
+    def register_parameter(self, *args: Any, **kwargs: Any) -> None:
+        self.module.register_parameter(*args, **kwargs)
+
+    def add_module(self, *args: Any, **kwargs: Any) -> None:
+        self.module.add_module(*args, **kwargs)
+
+    def register_module(self, *args: Any, **kwargs: Any) -> None:
+        self.module.register_module(*args, **kwargs)
+
     def __getitem__(self, key: Any) -> Any:
         return self.module[key]  # type: ignore[index]
 

@@ -479,6 +479,17 @@ def loaded_by_name(inner: bool, head: bool, around: bool, of_ddp: bool) -> bool:
     return all(torch.equal(a, b) for a, b in zip(model.parameters(), wanted, strict=True))
 
 
+def registered_through_the_wrapper() -> list[Any]:
+    model = nn.Linear(2, 2)
+    dp = ddip.DataParallel(model)
+    dp.register_buffer("mean", torch.ones(1))
+    dp.register_parameter("scale", nn.Parameter(torch.ones(1)))
+    dp.add_module("head", nn.Linear(1, 1))
+    dp.register_module("tail", nn.Identity())
+    (dp(torch.ones(1, 2)).sum() * dp.scale * (1 + r.rank)).sum().backward()
+    return [sorted(dp.state_dict()), dp.head is model.head, dp.tail is model.tail, same_everywhere(model.scale.grad)]
+
+
 def unpicklable(root: int) -> list[str]:
     value = (lambda: 1) if r.rank == root else 1
     return [
