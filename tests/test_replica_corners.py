@@ -204,6 +204,11 @@ def test_a_parameter_that_is_frozen_on_some_ranks_only_is_named_with_them(
         assert everywhere == "nothing"
 
 
+def test_a_parameter_without_a_shape_is_refused(two: Any) -> None:
+    line = "ConfigError: parameter 1.weight has no shape yet: call the model once on all ranks, then wrap it"
+    assert values(two, "c.of_no_shape()") == [line] * 2
+
+
 @pytest.mark.parametrize("of_ddp", [False, True])
 @pytest.mark.parametrize("around", [False, True])
 @pytest.mark.parametrize("inner, head", [(False, True), (True, True), (False, False), (True, False)])

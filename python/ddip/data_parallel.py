@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ddip import replicas
 from ddip.communicators import comm, engine
@@ -54,6 +55,8 @@ class DataParallel(nn.Module):
         super().__init__()
         if not isinstance(module, nn.Module):
             raise ConfigError(f"DataParallel wraps a torch.nn.Module, not a {type(module).__name__}")
+        if lazy := [name for name, parameter in module.named_parameters() if is_lazy(parameter)]:
+            raise ConfigError(f"parameter {lazy[0]} has no shape yet: call the model once on all ranks, then wrap it")
         if nonfinite not in (None, "skip", "keep"):
             raise ConfigError(f"nonfinite={nonfinite!r} is unknown, skip or keep was expected")
         if not bucket_mb > 0:

@@ -450,6 +450,10 @@ def frozen_on_some(ranks: list[int]) -> list[str]:
     return [said, outcome(lambda: ddip.DataParallel(model))]
 
 
+def of_no_shape() -> str:
+    return outcome(lambda: ddip.DataParallel(nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(3))))
+
+
 class Named(nn.Module):
     """Has a part named as the one of a wrapper is; with `inner`, a part of that too. Without `head` it has nothing else."""
 
