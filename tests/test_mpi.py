@@ -128,6 +128,22 @@ open("gate", "w").close()
 
 
 @mpirun.there
+def test_a_message_may_be_the_last_that_a_program_does() -> None:
+    code = """
+import datetime, torch, torch.distributed
+from ddip.communicators import engine
+ranks = engine().C10dBackend.over_mpi(datetime.timedelta(seconds=0.5))
+wanted = torch.zeros(1)
+try: ranks.recv([wanted], 1 - ranks.rank(), 0).wait()
+except RuntimeError as error: print(error, flush=True)
+"""
+    for _ in range(3):  # Python ends while our thread lets go of the message: not every time
+        done = mpirun.mpirun(2, sys.executable, "-c", code)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("met its timeout of 0.5 s") == 2
+
+
+@mpirun.there
 def test_a_receive_that_nothing_meets_is_given_up_alone_and_the_job_ends_well(tmp_path: Path) -> None:
     done = mpirun.python(
         2,

@@ -42,6 +42,10 @@ const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* what)
   return tensors[0];
 }
 
+// The same memory, but not the tensor that Python has. Who waits is told before our thread lets go of a message, and
+// may have ended Python by then: letting go of a tensor that Python has would end the process with an error.
+at::Tensor without_python(const at::Tensor& tensor) { return tensor.detach(); }
+
 std::vector<c10::Device> gpus_of(const std::vector<at::Tensor>& tensors) {
   std::vector<c10::Device> found;
   for (const at::Tensor& tensor : tensors) {
@@ -364,7 +368,7 @@ comm::Mail& C10dBackend::mail() {
 }
 
 C10dBackend::Work C10dBackend::send(Tensors& tensors, int to, int tag) {
-  at::Tensor tensor = require_usable(only(tensors, "send")).cpu().contiguous();
+  at::Tensor tensor = without_python(require_usable(only(tensors, "send")).cpu().contiguous());
   auto work = c10::make_intrusive<OurWork>(getRank(), c10d::OpType::SEND, 0, Tensors{});
   mail().send(to, tag, tensor.data_ptr(), tensor.nbytes(),
               [work, tensor](std::exception_ptr error, int) { work->end(error); });
@@ -373,7 +377,7 @@ C10dBackend::Work C10dBackend::send(Tensors& tensors, int to, int tag) {
 }
 
 C10dBackend::Work C10dBackend::receive(c10d::OpType type, Tensors& tensors, int from, int tag) {
-  at::Tensor tensor = require_usable(only(tensors, "recv"));
+  at::Tensor tensor = without_python(require_usable(only(tensors, "recv")));
   auto work = c10::make_intrusive<OurWork>(getRank(), type, 0, Tensors{tensor});
   auto flat = std::make_shared<Flat>(Flat::output(tensor));
   mail().receive(from, tag, flat->data(), flat->bytes(), [work, flat](std::exception_ptr error, int peer) {
