@@ -171,13 +171,11 @@ def test_a_client_name_that_cannot_be_kept_is_refused_with_a_word(start: Any) ->
         ddip.attach("named", client="a b").client.request("watch", {})
 
 
-def test_the_idle_clock_does_not_run_while_the_group_starts(home: Any, tmp_path: Any, monkeypatch: Any) -> None:
-    (tmp_path / "takes_its_time.py").write_text("import time\ntime.sleep(2)\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setenv("DDIP_PRELOAD", "takes_its_time")
+def test_the_idle_clock_does_not_run_while_the_group_starts(home: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("DDIP_PRELOAD", "torch")  # which takes its time
     begun = time.monotonic()
-    with ddip.Group(2, name="slow", idle=0.6) as group:
-        assert time.monotonic() - begun > 2
+    with ddip.Group(2, name="slow", idle=0.4) as group:
+        assert time.monotonic() - begun > 0.4
         assert [result.value for result in group.run("1")] == [1, 1]
 
 
@@ -288,6 +286,22 @@ def test_after_the_coordinators_death_nothing_lives_and_no_journaled_line_is_los
     for rank in (0, 1):
         shown = cell.text(rank, 1).split("\n")[:-1]  # the last may be half a line
         assert journal.lines(folder, cell.number, rank)[: len(shown)] == shown
+
+
+@pytest.mark.kills
+def test_after_the_coordinators_death_nothing_lives_that_a_cell_has_started(start: Any, home: Any) -> None:
+    """In a session of its own and stopped: no rank's end reaches it."""
+    group = start(name="lost")
+    group.run("import subprocess; child = subprocess.Popen(['setsid', 'sleep', '1000'])")
+    info = group.info()
+    children = [result.value for result in group.run("child.pid")]
+    wait_until(lambda: all(processes.command_of(pid)[:1] == ["sleep"] for pid in children), 5, "they sleep")
+    for pid in children:
+        os.kill(pid, signal.SIGSTOP)
+    everybody = processes.of_runtime(str(home))
+    assert set(children) < set(everybody)
+    os.kill(info["pid"], signal.SIGKILL)
+    processes.assert_gone(everybody, 5.0, "after SIGKILL of the coordinator")
 
 
 @pytest.mark.kills

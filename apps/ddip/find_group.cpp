@@ -7,9 +7,9 @@
 
 #include <fstream>
 
-#include "ddip/agent/process.h"
 #include "ddip/base/error.h"
 #include "ddip/base/nearest_name.h"
+#include "ddip/base/process_scan.h"
 #include "past.h"
 
 namespace ddip::app {
@@ -25,7 +25,7 @@ void sweep_lost(const client::GroupFolder& folder) {
   if (!lock || ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) return;
   std::ifstream file(folder.marker());
   std::string marker;
-  if (std::getline(file, marker) && !marker.empty()) agent::sweep("DDIP_GROUP", marker, {});
+  if (std::getline(file, marker) && !marker.empty()) sweep_processes_with("DDIP_GROUP", marker, {});
   for (const fs::path& path : {folder.marker(), folder.socket(), folder.key()}) fs::remove(path, error);
 }
 

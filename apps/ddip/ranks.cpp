@@ -15,6 +15,7 @@
 #include "ddip/agent/process.h"
 #include "ddip/base/error.h"
 #include "ddip/base/pidfd.h"
+#include "ddip/base/process_scan.h"
 
 namespace ddip::app {
 
@@ -64,7 +65,7 @@ Ranks::Ranks(RunOptions options, const Context& context)
 Ranks::~Ranks() {
   store_.stop();
   send_all(SIGKILL);
-  agent::sweep(kMarkerName, marker_, {});
+  sweep_processes_with(kMarkerName, marker_, {});
 }
 
 std::map<std::string, std::string> Ranks::environment_of(int rank) const {
@@ -125,7 +126,7 @@ int Ranks::run() {
   while (alive() > 0) turn(kTick);
   store_.stop();
   // What ranks left running ends now; it may hold their pipes open.
-  agent::sweep(kMarkerName, marker_, {});
+  sweep_processes_with(kMarkerName, marker_, {});
   drain();
   output_.finish_all();
   return first_failure_;

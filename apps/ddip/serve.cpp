@@ -20,6 +20,7 @@
 #include "ddip/agent/agent.h"
 #include "ddip/base/error.h"
 #include "ddip/base/log.h"
+#include "ddip/base/process_scan.h"
 #include "ddip/client/client.h"
 #include "ddip/client/group_folder.h"
 #include "ddip/coordinator/coordinator.h"
@@ -126,7 +127,7 @@ Fd take_lock(const client::GroupFolder& folder) {
 void sweep_predecessor(const client::GroupFolder& folder, const std::string& marker) {
   std::ifstream file(folder.marker());
   std::string old;
-  if (std::getline(file, old) && !old.empty() && old != marker) agent::sweep("DDIP_GROUP", old, {});
+  if (std::getline(file, old) && !old.empty() && old != marker) sweep_processes_with("DDIP_GROUP", old, {});
   std::ofstream(folder.marker()) << marker << "\n";
 }
 

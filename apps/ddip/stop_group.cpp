@@ -7,8 +7,8 @@
 #include <fstream>
 #include <thread>
 
-#include "ddip/agent/process.h"
 #include "ddip/base/error.h"
+#include "ddip/base/process_scan.h"
 #include "find_group.h"
 #include "style.h"
 
@@ -29,7 +29,7 @@ bool is_gone(const client::GroupFolder& folder) {
 void kill_group(const client::GroupFolder& folder) {
   std::ifstream file(folder.marker());
   std::string marker;
-  if (std::getline(file, marker) && !marker.empty()) agent::sweep("DDIP_GROUP", marker, {});
+  if (std::getline(file, marker) && !marker.empty()) sweep_processes_with("DDIP_GROUP", marker, {});
   std::error_code error;
   fs::remove_all(folder.path, error);
 }

@@ -9,8 +9,8 @@
 #include <array>
 #include <cerrno>
 
-#include "ddip/agent/process.h"
 #include "ddip/base/error.h"
+#include "ddip/base/process_scan.h"
 
 namespace ddip::app {
 namespace {
@@ -28,7 +28,7 @@ namespace {
   ssize_t count = 0;
   do count = ::read(3, &word, 1);
   while (count < 0 && errno == EINTR);
-  if (count == 0) agent::sweep(name, marker, {});
+  if (count == 0) sweep_processes_with(name, marker, {});
   ::_exit(0);
 }
 

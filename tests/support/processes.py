@@ -77,11 +77,15 @@ def with_marker(marker: str) -> list[int]:
     return [pid for pid in all_pids() if environment_of(pid).get(MARKER) == marker and alive(pid)]
 
 
-def describe(pid: int) -> str:
+def command_of(pid: int) -> list[str]:
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")[:-1]
     except OSError:
-        command = "?"
+        return []
+
+
+def describe(pid: int) -> str:
+    command = " ".join(command_of(pid)) or "?"
     return f"{pid} [{state(pid)}, parent {parent_of(pid)}] {command}"
 
 

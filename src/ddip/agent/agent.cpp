@@ -15,6 +15,7 @@
 #include "ddip/base/check.h"
 #include "ddip/base/log.h"
 #include "ddip/base/pidfd.h"
+#include "ddip/base/process_scan.h"
 #include "ddip/net/local_socket.h"
 #include "ddip/wire/channel.h"
 
@@ -508,7 +509,7 @@ void Agent::warm_up() { core_->start_warm_parent(); }
 
 void Agent::sweep_all() {
   for (pid_t pid : descendants_of(::getpid())) ::kill(pid, SIGKILL);
-  agent::sweep(kMarkerName, core_->options.marker, {});
+  sweep_processes_with(kMarkerName, core_->options.marker, {});
 }
 
 json Agent::describe() const {

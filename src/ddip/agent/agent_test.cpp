@@ -18,6 +18,7 @@
 
 #include "ddip/base/error.h"
 #include "ddip/base/proc_file.h"
+#include "ddip/base/process_scan.h"
 #include "ddip/net/blocking.h"
 #include "ddip/net/local_socket.h"
 #include "ddip/testing/run_until.h"
@@ -277,7 +278,7 @@ class AgentTest : public testing::Test {
     // Whoever lost its agent goes by itself; a deadline, not a pause.
     for (int round = 0; round < 400 && !living().empty(); ++round) ::usleep(5000);
     EXPECT_EQ(living(), std::vector<pid_t>{}) << "processes outlived their agent";
-    sweep("DDIP_GROUP", marker_, {});
+    sweep_processes_with("DDIP_GROUP", marker_, {});
     // The agent made us the parent of orphans: none is left to the next test.
     for (int round = 0; round < 400 && ::waitpid(-1, nullptr, WNOHANG) >= 0; ++round) ::usleep(1000);
   }

@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "ddip/agent/process.h"
+#include "ddip/base/process_scan.h"
 
 namespace ddip::agent {
 namespace {

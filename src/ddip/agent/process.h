@@ -1,4 +1,4 @@
-// Starting, watching and sweeping processes of one host.
+// Starting processes.
 #pragma once
 
 #include <sys/types.h>
@@ -27,17 +27,5 @@ struct Command {
 // ConfigError if the program cannot be executed or its folder not be entered. Call it only from a process with one
 // thread.
 pid_t start(const Command& command);
-
-// Live processes whose environment carries NAME=VALUE, ourselves excluded.
-std::vector<pid_t> processes_with(const std::string& name, const std::string& value);
-
-// Its children, their children, …: everything below it now, whatever its environment, session or group.
-std::vector<pid_t> descendants_of(pid_t pid);
-
-// Value of a variable in a process's environment as it was exec'd; empty if there is none.
-std::string variable_of(pid_t pid, const std::string& name);
-
-// SIGKILLs all of them, again and again until a scan finds none or the rounds are spent. Returns how many were left.
-size_t sweep(const std::string& name, const std::string& value, const std::vector<pid_t>& spare);
 
 }  // namespace ddip::agent

@@ -13,6 +13,7 @@
 
 #include "ddip/base/error.h"
 #include "ddip/base/pidfd.h"
+#include "ddip/base/process_scan.h"
 
 namespace ddip::agent {
 namespace {
@@ -220,7 +221,7 @@ TEST(Process, sweep_kills_all_with_the_marker_their_children_too_and_spares_the_
   pid_t spared_by_name = start(other);
   ASSERT_GE(processes_with("PROCESS_TEST", marker).size(), 3u);
 
-  EXPECT_EQ(sweep("PROCESS_TEST", marker, {spared_by_name}), 0u);
+  EXPECT_EQ(sweep_processes_with("PROCESS_TEST", marker, {spared_by_name}), 0u);
 
   EXPECT_EQ(processes_with("PROCESS_TEST", marker), std::vector<pid_t>{spared_by_name});
   EXPECT_EQ(::kill(parent, 0), -1);
@@ -233,7 +234,7 @@ TEST(Process, sweep_kills_all_with_the_marker_their_children_too_and_spares_the_
 
 TEST(Process, sweep_of_nothing_is_quick_and_touches_nobody) {
   pid_t pid = start({.argv = {"/bin/sleep", "60"}});
-  EXPECT_EQ(sweep("PROCESS_TEST", unique_marker(), {}), 0u);
+  EXPECT_EQ(sweep_processes_with("PROCESS_TEST", unique_marker(), {}), 0u);
   EXPECT_EQ(::kill(pid, 0), 0);
   ::kill(pid, SIGKILL);
   ::waitpid(pid, nullptr, 0);

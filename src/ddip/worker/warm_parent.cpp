@@ -9,6 +9,7 @@
 #include "ddip/base/ending.h"
 #include "ddip/base/error.h"
 #include "ddip/base/pidfd.h"
+#include "ddip/base/process_scan.h"
 #include "ddip/net/blocking.h"
 #include "ddip/wire/codec.h"
 
@@ -43,7 +44,7 @@ std::optional<Birth> WarmParent::serve() {
       }
     }
   } catch (const PeerLost&) {
-    kill_children();
+    kill_all();
     return std::nullopt;
   }
 }
@@ -94,11 +95,15 @@ void WarmParent::reap_children() {
   }
 }
 
-void WarmParent::kill_children() {
+// Our children, at once. Then whoever else is of this group: a worker that a warm parent before us has forked, and that
+// is stopped, cannot see the end of its socket. Not the coordinator, which may be in the middle of an orderly end.
+void WarmParent::kill_all() {
   for (const Child& child : children_) {
     ::kill(-child.pid, SIGKILL);
     ::kill(child.pid, SIGKILL);
   }
+  const char* marker = ::getenv("DDIP_GROUP");
+  if (marker && *marker) sweep_processes_with("DDIP_GROUP", marker, {::getppid()});
 }
 
 }  // namespace ddip::worker

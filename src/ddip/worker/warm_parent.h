@@ -36,7 +36,7 @@ class WarmParent {
  private:
   std::optional<Birth> on_message(wire::Message message);
   void reap_children();
-  void kill_children();
+  void kill_all();
   void send(const wire::Message& message);
 
   Fd socket_;
