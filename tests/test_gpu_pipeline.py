@@ -14,9 +14,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 SUPPORT = Path(__file__).parent / "support"
-IMPORTS = (
-    f"import sys; sys.path.insert(0, {str(SUPPORT)!r}); import pipelines as p, gpu_pipelines as g\nimport ddip, torch"
-)
+IMPORTS = f"import sys; sys.path.insert(0, {str(SUPPORT)!r}); import pipelines as p, pipeline_failures, gpu_pipelines as g\nimport ddip, torch"
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +111,7 @@ def test_replicas_on_one_gpu_train_like_one_process() -> None:
 def test_a_killed_stage_leaves_the_others_gpu_usable() -> None:
     with ddip.Group(workers=2, gpus=[0], name="gpu-pipeline-kill") as group:
         group.run(IMPORTS)
-        group.run("pipe = p.pipe_of(g.moved([p.mlp(2)[0], p.DiesAt(11)]))")
+        group.run("pipe = p.pipe_of(g.moved([p.mlp(2)[0], pipeline_failures.DiesAt(11)]))")
         with pytest.raises(ddip.RankError) as error:
             group.run("pipe.run(p.data(5, 12))")
         assert list(error.value.lost) == [1]
@@ -130,7 +128,7 @@ def test_a_gpu_that_fails_in_one_stage_ends_all_of_them(recompute: bool) -> None
     with ddip.Group(workers=2, gpus=[0], name="gpu-pipeline-assert") as group:
         group.run(IMPORTS)
         group.run(
-            "class Asserts(p.FailsAt):\n"
+            "class Asserts(pipeline_failures.FailsAt):\n"
             "    def forward(self, x):\n"
             "        self.left -= 1\n"
             "        place = torch.tensor([99 if self.left == 0 else 0], device=x.device)\n"

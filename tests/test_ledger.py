@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 from ddip.errors import RankError
+from support.pipeline_groups import pipeline_group
 
 import ddip
-
-SUPPORT = Path(__file__).parent / "support"
 
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[ddip.Group]:
-    with ddip.Group(workers=2, name="ledger-two") as group:
-        group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport torch, ddip, pipelines as p, ledgers as l")
+    with pipeline_group("ledger-two", "pipeline_failures", "ledgers as l") as group:
         yield group
 
 
@@ -203,13 +201,13 @@ def test_a_ledger_of_an_earlier_pipeline_does_not_outlive_one_whose_first_run_fa
     two.run(f"l.replays({str(path)!r}, l.batches_of([8]), '1f1b', 'none')")
     assert lines_of(path)[0]["micro_batches"] == 4
     two.run(
-        f"pipe = p.pipe_of([l.parts()[0], p.FailsAt(1).float()], '1f1b', ledger={str(path)!r})\n"
+        f"pipe = p.pipe_of([l.parts()[0], pipeline_failures.FailsAt(1).float()], '1f1b', ledger={str(path)!r})\n"
         "try:\n    pipe.run(l.batches_of([8]))\nexcept Exception as error:\n    pass"
     )
     assert [(line["kind"], line["micro_batches"]) for line in lines_of(path)] == [("header", 0)]
     with pytest.raises(RankError, match="the ledger has no run"):
         two.run(
-            f"l.replay({str(path)!r}, [l.parts()[0], p.FailsAt(9).float()], torch.nn.functional.mse_loss, l.batches_of([8]))"
+            f"l.replay({str(path)!r}, [l.parts()[0], pipeline_failures.FailsAt(9).float()], torch.nn.functional.mse_loss, l.batches_of([8]))"
         )
 
 

@@ -253,10 +253,10 @@ def test_a_pipeline_trains_like_one_process_and_replays_bit_for_bit(tmp_path: Pa
         f"""
 import json, os, sys
 sys.path.insert(0, {SUPPORT!r})
-import ddip, pipelines as p
+import ddip, pipelines as p, pipeline_replicas
 assert ddip.comm().name == "mpi"
 found = [p.synchronous("1f1b", 2, 4, last=7), p.replayed({str(tmp_path / "ledger")!r}, "async_1f1b", "msnag"),
-         p.replicated("1f1b", "none", 2, 2)[:2], p.clipped("gpipe", "global") < 1e-7]
+         pipeline_replicas.replicated("1f1b", "none", 2, 2)[:2], pipeline_replicas.clipped("gpipe", "global") < 1e-7]
 os.write(1, (json.dumps(found) + "\\n").encode())
 """,
     )

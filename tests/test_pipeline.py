@@ -9,17 +9,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.pipeline_groups import pipeline_group
 from support.waiting import wait_until
 
 import ddip
 
-SUPPORT = Path(__file__).parent / "support"
-
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[ddip.Group]:
-    with ddip.Group(workers=2, name="pipeline-two") as group:
-        group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport torch, ddip, pipelines as p")
+    with pipeline_group(
+        "pipeline-two",
+        "pipeline_actions",
+        "pipeline_borders",
+        "pipeline_endurance",
+        "pipeline_failures",
+        "pipeline_tied",
+    ) as group:
         yield group
 
 
@@ -155,7 +160,7 @@ def test_an_option_that_the_policy_does_not_have_is_named(two: ddip.Group) -> No
 def test_modules_and_optimizers_see_what_the_plan_says_in_its_order(
     two: ddip.Group, schedule: str, options: dict[str, object]
 ) -> None:
-    for result in two.run(f"p.trace_and_plan({schedule!r}, **{options!r})"):
+    for result in two.run(f"pipeline_actions.trace_and_plan({schedule!r}, **{options!r})"):
         seen, planned = result.value
         assert len(seen) >= 36 and seen == planned
 
@@ -170,7 +175,7 @@ def test_modules_and_optimizers_see_what_the_plan_says_in_its_order(
 def test_the_communicator_is_given_the_plans_messages_in_its_order(
     two: ddip.Group, schedule: str, stages: int, placement: list[int], options: str
 ) -> None:
-    for result in two.run(f"p.messages_of({schedule!r}, {stages}, {placement!r}{options})"):
+    for result in two.run(f"pipeline_actions.messages_of({schedule!r}, {stages}, {placement!r}{options})"):
         found, planned = result.value
         assert found == planned and all(planned)
 
@@ -180,7 +185,7 @@ def test_the_communicator_is_given_the_plans_messages_in_its_order(
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "async_1f1b"])
 def test_a_stage_that_raises_ends_all_stages_with_one_error_that_names_it(two: ddip.Group, schedule: str) -> None:
-    two.run(f"pipe, said = p.failing({schedule!r})")
+    two.run(f"pipe, said = pipeline_failures.failing({schedule!r})")
     first, last = two.pull("said", rank="all")
     assert last == "ValueError: no more today"
     assert "stage 1 (FailsAt), forward of micro-batch 10 (rank 1): ValueError: no more today" in first, first
@@ -190,26 +195,27 @@ def test_a_stage_that_raises_ends_all_stages_with_one_error_that_names_it(two: d
 
 
 def test_a_stage_that_raises_is_heard_also_when_all_channels_are_full(two: ddip.Group) -> None:
-    first, last = two.run("p.failing_at_once()")
+    first, last = two.run("pipeline_failures.failing_at_once()")
     assert last.value == "no more today"
     assert "stage 1 (FailsAt), forward of micro-batch 0 (rank 1): ValueError: no more today" in first.value
 
 
 @pytest.mark.timeout(240)  # forty thousand micro-batches: nearly a minute where others compute, too
 def test_memory_and_descriptors_stay_as_they_are_over_ten_thousand_micro_batches(two: ddip.Group) -> None:
-    for result in two.run("p.many(1250)"):
+    for result in two.run("pipeline_endurance.many(1250)"):
         growth, descriptors = result.value
         assert growth < 1.0 and descriptors == 0
-    growth, _ = two.run("p.many(1250, [p.mlp(2)[0], p.Leaks()])")[1].value
+    growth, _ = two.run("pipeline_endurance.many(1250, [p.mlp(2)[0], pipeline_endurance.Leaks()])")[1].value
     assert growth > 1.0, "a leak is seen"
 
 
 @pytest.mark.parametrize("leaks", [False, True], ids=["as it is", "a leak is seen"])
 def test_what_a_run_notes_of_a_micro_batch_is_small(leaks: bool) -> None:
     """In workers of its own: what others have given back would be used first."""
-    with ddip.Group(workers=2, name="pipeline-long") as group:
-        group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport torch, ddip, pipelines as p")
-        results = group.run(f"p.one_long_run(1250, 1000, {'[p.mlp(2)[0], p.Leaks()]' if leaks else None})")
+    with pipeline_group("pipeline-long", "pipeline_endurance") as group:
+        results = group.run(
+            f"pipeline_endurance.one_long_run(1250, 1000, {'[p.mlp(2)[0], pipeline_endurance.Leaks()]' if leaks else None})"
+        )
     grown = [result.value[0] for result in results]
     assert grown[1] > 1.0 if leaks else max(grown) < 0.5, f"KiB for each micro-batch, until the run ends: {grown}"
     assert all(result.value[1] < 1.0 for result in results), "what the report keeps of it, in KiB"
@@ -236,9 +242,8 @@ def test_stop_ends_all_stages_within_a_second_and_leaves_them_usable(two: ddip.G
 
 
 def test_a_killed_stage_is_noticed_within_a_second() -> None:
-    with ddip.Group(workers=2, name="pipeline-kill") as group:
-        group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport torch, ddip, pipelines as p")
-        group.run("pipe = p.pipe_of([p.mlp(2)[0], p.DiesAt(11)])")
+    with pipeline_group("pipeline-kill", "pipeline_failures") as group:
+        group.run("pipe = p.pipe_of([p.mlp(2)[0], pipeline_failures.DiesAt(11)])")
         begun = time.monotonic()
         with pytest.raises(ddip.RankError) as error:
             group.run("pipe.run(p.data(5, 12))")  # it dies within milliseconds
@@ -257,7 +262,7 @@ def test_a_killed_stage_is_noticed_within_a_second() -> None:
 def test_tuples_in_place_operators_dropout_and_batch_norm_cross_borders(
     two: ddip.Group, tmp_path: Path, schedule: str, staleness: str, recompute: bool
 ) -> None:
-    call = f"p.borders_replayed({str(tmp_path / 'ledger')!r}, {schedule!r}, {staleness!r}, recompute={recompute})"
+    call = f"pipeline_borders.borders_replayed({str(tmp_path / 'ledger')!r}, {schedule!r}, {staleness!r}, recompute={recompute})"
     assert [result.value for result in two.run(call)] == ["identical"] * 2
 
 
@@ -279,7 +284,7 @@ def test_a_run_that_was_saved_and_loaded_goes_on_as_if_nothing_had_happened(
 
 def test_random_numbers_of_the_program_go_on_as_without_a_pipeline(two: ddip.Group) -> None:
     two.run(
-        "torch.manual_seed(1); a = torch.rand(3); torch.manual_seed(1); pipe = p.pipe_of(p.borders(2)[:1] + p.borders(2)[1:])"
+        "torch.manual_seed(1); a = torch.rand(3); torch.manual_seed(1); pipe = p.pipe_of(pipeline_borders.borders(2)[:1] + pipeline_borders.borders(2)[1:])"
     )
     two.run("torch.manual_seed(1)\npipe.run(p.data(2, 12, dtype=torch.float32))\nb = torch.rand(3)")
     assert two.run("torch.equal(a, b)")[0].value
@@ -315,13 +320,13 @@ def test_what_cannot_be_is_refused_on_every_rank(two: ddip.Group, arguments: str
 @pytest.mark.parametrize("stages", [2, 3])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb1"])
 def test_a_weight_of_two_stages_is_trained_as_in_one_process(two: ddip.Group, schedule: str, stages: int) -> None:
-    for result in two.run(f"p.tied_in_one_process({schedule!r}, {stages})"):
+    for result in two.run(f"pipeline_tied.tied_in_one_process({schedule!r}, {stages})"):
         assert result.value < 1e-13
 
 
 @pytest.mark.parametrize(("schedule", "staleness"), [("gpipe", "none"), ("async_1f1b", "msnag")])
 def test_a_weight_of_two_stages_is_simulated(two: ddip.Group, schedule: str, staleness: str) -> None:
-    for result in two.run(f"p.tied_simulated({schedule!r}, {staleness!r})"):
+    for result in two.run(f"pipeline_tied.tied_simulated({schedule!r}, {staleness!r})"):
         assert result.value == 0
 
 
@@ -333,7 +338,7 @@ def test_a_weight_of_two_stages_is_simulated(two: ddip.Group, schedule: str, sta
 def test_both_stages_use_one_version_of_their_weight_for_one_micro_batch(
     two: ddip.Group, tmp_path: Path, schedule: str, staleness: str, options: str, stages: int
 ) -> None:
-    call = f"p.tied_replayed({str(tmp_path / 'ledger')!r}, {schedule!r}, {staleness!r}, {stages}{options})"
+    call = f"pipeline_tied.tied_replayed({str(tmp_path / 'ledger')!r}, {schedule!r}, {staleness!r}, {stages}{options})"
     (first, owned), (second, borrowed) = [result.value for result in two.run(call)]
     assert first == second == "identical"
     if "recompute" in options:
@@ -374,7 +379,7 @@ def test_batches_that_do_not_fit_are_found_and_not_trained_on(two: ddip.Group, b
 def test_every_layer_may_be_connected_to_the_last_one(
     two: ddip.Group, tmp_path: Path, schedule: str, staleness: str, cut: list[int], placement: list[int]
 ) -> None:
-    call = f"p.skips_replayed({str(tmp_path / 'ledger')!r}, {schedule!r}, {staleness!r}, {cut!r}, {placement!r})"
+    call = f"pipeline_borders.skips_replayed({str(tmp_path / 'ledger')!r}, {schedule!r}, {staleness!r}, {cut!r}, {placement!r})"
     assert [result.value for result in two.run(call)] == ["identical"] * 2
 
 
@@ -391,7 +396,7 @@ def test_every_layer_may_be_connected_to_the_last_one(
 def test_a_skip_is_carried_by_the_other_schedules_too(
     two: ddip.Group, tmp_path: Path, schedule: str, options: str
 ) -> None:
-    call = f"p.skips_replayed({str(tmp_path / 'ledger')!r}, {schedule!r}, 'auto', [2, 3, -1], [0, 1, 0]{options})"
+    call = f"pipeline_borders.skips_replayed({str(tmp_path / 'ledger')!r}, {schedule!r}, 'auto', [2, 3, -1], [0, 1, 0]{options})"
     assert [result.value for result in two.run(call)] == ["identical"] * 2
 
 
@@ -402,14 +407,14 @@ def test_a_skip_is_carried_by_the_other_schedules_too(
 def test_interleaved_and_zero_bubble_schedules_train_like_one_process(
     two: ddip.Group, schedule: str, cut: list[int], placement: list[int]
 ) -> None:
-    for result in two.run(f"p.skips_in_one_process({schedule!r}, {cut!r}, {placement!r})"):
+    for result in two.run(f"pipeline_borders.skips_in_one_process({schedule!r}, {cut!r}, {placement!r})"):
         assert result.value < 1e-6
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb1"])
 def test_a_split_backward_computes_nothing_twice(two: ddip.Group, schedule: str) -> None:
     """Stage 1: 4 layers, 2 batches of 3 micro-batches, each layer 1 product forward and 2 backward."""
-    away, products, seen, notes = two.run(f"p.split_backward({schedule!r})")[1].value
+    away, products, seen, notes = two.run(f"pipeline_actions.split_backward({schedule!r})")[1].value
     assert away < 1e-13 and notes == []
     assert products == 2 * 3 * 4 * 3
     assert seen.count("gradient") == 2 * 3 * 8 and seen.count("backward") == 2 * 3
@@ -420,7 +425,7 @@ def test_a_split_backward_computes_nothing_twice(two: ddip.Group, schedule: str)
 
 
 def test_what_computes_both_gradients_at_once_is_not_split(two: ddip.Group) -> None:
-    away, calls, notes = two.run("p.backward_that_cannot_be_split()")[1].value
+    away, calls, notes = two.run("pipeline_actions.backward_that_cannot_be_split()")[1].value
     assert away < 1e-13 and calls == 3 * 4
     assert notes == ["stage 1: its backward is not split, because WeighsInPythonBackward computes both parts at once"]
 
@@ -441,8 +446,7 @@ def test_a_pipeline_runs_over_gloo(two: ddip.Group) -> None:
 
 def test_over_gloo_a_pipeline_outlives_the_timeout_and_hears_every_neighbour() -> None:
     """What waits for an alarm is no message that is late. Rank 1 has two neighbours, and the second one fails."""
-    with ddip.Group(workers=3, name="pipeline-gloo") as group:
-        group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport time, torch, ddip, pipelines as p")
+    with pipeline_group("pipeline-gloo", "pipeline_failures", "time", workers=3) as group:
         group.run(
             "pipe = p.pipe_of(p.mlp(3), '1f1b', ranks=ddip.comm('gloo', timeout=1.0))\nfirst = pipe.run(p.data(2, 12)).losses"
         )
@@ -450,7 +454,9 @@ def test_over_gloo_a_pipeline_outlives_the_timeout_and_hears_every_neighbour() -
         first, second = group.run("first, pipe.run(p.data(2, 12)).losses")[0].value
         assert second[0] < first[0]
         said = "\ntry: other.run(p.data(4, 12)); said = ''\nexcept Exception as error: said = str(error)"
-        group.run("other = p.pipe_of([*p.mlp(3)[:2], p.FailsAt(5)], '1f1b', ranks=ddip.comm('gloo'))" + said)
+        group.run(
+            "other = p.pipe_of([*p.mlp(3)[:2], pipeline_failures.FailsAt(5)], '1f1b', ranks=ddip.comm('gloo'))" + said
+        )
         assert all("no more today" in line for line in group.pull("said", rank="all"))
 
 

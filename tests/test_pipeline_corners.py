@@ -8,18 +8,14 @@ from pathlib import Path
 
 import pytest
 from ddip.errors import RankError
+from support.pipeline_groups import pipeline_group
 
 import ddip
-
-SUPPORT = Path(__file__).parent / "support"
 
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[ddip.Group]:
-    with ddip.Group(workers=2, name="pipeline-corners") as group:
-        group.run(
-            f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport torch, ddip, pipelines as p, pipeline_corners as c"
-        )
+    with pipeline_group("pipeline-corners", "pipeline_corners as c") as group:
         yield group
 
 

@@ -8,16 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.pipeline_groups import pipeline_group
 
 import ddip
-
-SUPPORT = Path(__file__).parent / "support"
 
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[ddip.Group]:
-    with ddip.Group(workers=2, name="cut-two") as group:
-        group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport torch, ddip, pipelines as p")
+    with pipeline_group("cut-two", "pipeline_actions", "pipeline_borders", "pipeline_whole") as group:
         yield group
 
 
@@ -31,7 +29,7 @@ def test_a_whole_model_is_cut_by_itself_and_trains_like_one_process(
     two: ddip.Group, schedule: str, stages: int
 ) -> None:
     plans = []
-    for result in two.run(f"p.whole_in_one_process({schedule!r}, {stages})"):
+    for result in two.run(f"pipeline_whole.whole_in_one_process({schedule!r}, {stages})"):
         away, plan, here = result.value
         assert away < 1e-13 and here == stages // 2
         plans.append(plan)
@@ -39,20 +37,20 @@ def test_a_whole_model_is_cut_by_itself_and_trains_like_one_process(
 
 
 def test_a_whole_model_with_a_weight_that_it_uses_twice(two: ddip.Group) -> None:
-    for result in two.run("p.whole_and_tied()"):
+    for result in two.run("pipeline_whole.whole_and_tied()"):
         assert result.value < 1e-13
 
 
 def test_a_plan_that_a_person_has_edited_is_followed(two: ddip.Group, tmp_path: Path) -> None:
-    plan = json.loads(two.run("str(p.whole_pipe().cut.plan)")[0].value)
+    plan = json.loads(two.run("str(pipeline_whole.whole_pipe().cut.plan)")[0].value)
     layers = [layer["name"] for layer in plan["layers"]]
     plan["stages"] = [{"device": 0, "layers": layers[:2]}, {"device": 1, "layers": layers[2:]}]
     (tmp_path / "edited").write_text(json.dumps(plan))
-    for result in two.run(f"p.whole_pipe(partition={str(tmp_path / 'edited')!r}).cut.plan.stages"):
+    for result in two.run(f"pipeline_whole.whole_pipe(partition={str(tmp_path / 'edited')!r}).cut.plan.stages"):
         assert result.value == [layers[:2], layers[2:]]
     plan["stages"] = [{"device": 0, "layers": layers[2:]}, {"device": 1, "layers": layers[:2]}]
     (tmp_path / "edited").write_text(json.dumps(plan))
-    for line in said_by(two, f"p.whole_pipe(partition={str(tmp_path / 'edited')!r})"):
+    for line in said_by(two, f"pipeline_whole.whole_pipe(partition={str(tmp_path / 'edited')!r})"):
         assert str(tmp_path / "edited") in line and "stage" in line and "\n" not in line, line
 
 
@@ -67,7 +65,7 @@ def test_a_plan_that_a_person_has_edited_is_followed(two: ddip.Group, tmp_path: 
     ],
 )  # fmt: skip
 def test_what_cannot_be_cut_is_said_by_every_rank(two: ddip.Group, options: str, said: str) -> None:
-    for line in said_by(two, f"p.whole_pipe({options})"):
+    for line in said_by(two, f"pipeline_whole.whole_pipe({options})"):
         assert said in line and "\n" not in line, line
 
 
@@ -75,7 +73,7 @@ def test_whatever_fails_on_rank_0_is_said_by_every_rank(two: ddip.Group) -> None
     two.run("import ddip.pipeline.cutting as cutting; made_plan = cutting.made_plan")
     two.run("def fails(*given): raise KeyError('a layer\\nof its own')\ncutting.made_plan = fails")
     try:
-        for line in said_by(two, "p.whole_pipe()"):
+        for line in said_by(two, "pipeline_whole.whole_pipe()"):
             assert line == "rank 0 cannot cut the model: KeyError: 'a layer\\nof its own'", line
     finally:
         two.run("cutting.made_plan = made_plan")
@@ -84,20 +82,20 @@ def test_whatever_fails_on_rank_0_is_said_by_every_rank(two: ddip.Group) -> None
 @pytest.mark.parametrize("stages", ["0", "-2", "2.0", "'2'", "True"])
 def test_stages_that_are_no_count_are_refused(two: ddip.Group, stages: str) -> None:
     for call in (
-        f"p.whole_pipe(stages={stages})",
+        f"pipeline_whole.whole_pipe(stages={stages})",
         f"p.pipe_of(torch.nn.Sequential(torch.nn.Linear(2, 2)), stages={stages})",
     ):
         for line in said_by(two, call):
             assert line == f"stages={stages}: expected a whole number from 1 on, or None: one for each rank"
 
 
-@pytest.mark.parametrize("leaves", ["['Pair']", "[p.Pair]"])
+@pytest.mark.parametrize("leaves", ["['Pair']", "[pipeline_whole.Pair]"])
 def test_modules_that_stay_whole_are_not_cut(two: ddip.Group, leaves: str) -> None:
-    for result in two.run(f"p.pairs({leaves})"):
+    for result in two.run(f"pipeline_whole.pairs({leaves})"):
         stages, away = result.value
         assert stages == [["0"], ["1", "2"]] or stages == [["0", "1"], ["2"]], stages
         assert away < 1e-13
-    cut_anywhere = two.run("p.pairs([])")[0].value[0]
+    cut_anywhere = two.run("pipeline_whole.pairs([])")[0].value[0]
     assert sorted(layer for stage in cut_anywhere for layer in stage) != ["0", "1", "2"], (
         "else nothing was to be kept whole"
     )
@@ -109,17 +107,17 @@ def test_leaves_need_an_example(two: ddip.Group) -> None:
 
 
 def test_without_an_example_a_module_cannot_be_cut(two: ddip.Group) -> None:
-    for line in said_by(two, "p.pipe_of(p.AllToLast(4))"):
+    for line in said_by(two, "p.pipe_of(pipeline_borders.AllToLast(4))"):
         assert line.startswith("AllToLast can be cut only with example=")
 
 
 def test_the_window_is_as_wide_as_the_links_are_slow(two: ddip.Group) -> None:
     """W_0 = ceil((c + 2x) / c): as many micro-batches as fit into the way there and back."""
     for slowness in (0.0, 0.4, 3.3):
-        for result in two.run(f"p.window_of_a_link({slowness})"):
+        for result in two.run(f"pipeline_actions.window_of_a_link({slowness})"):
             window, costs, links = result.value
             c = max(sum(cost) for cost in costs)
             assert window == [math.ceil((c + 2 * links[0]) / c - 1e-6), 0]
             assert links[0] == pytest.approx(slowness * c)
-    assert two.run("p.window_of_a_link(3.3)")[0].value[0] == [8, 0]
-    assert two.run("p.window_of_a_link(3.3, window='textbook')")[0].value[0] == [1, 0]
+    assert two.run("pipeline_actions.window_of_a_link(3.3)")[0].value[0] == [8, 0]
+    assert two.run("pipeline_actions.window_of_a_link(3.3, window='textbook')")[0].value[0] == [1, 0]

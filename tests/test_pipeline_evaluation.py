@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from support.pipeline_groups import pipeline_group
 
 import ddip
 
-SUPPORT = Path(__file__).parent / "support"
 pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_metrics_are_those_of_one_process_on_every_rank(replicas: int) -> None:
-    with ddip.Group(workers=2 * replicas, name="pipeline-metrics") as group:
-        group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport torch, ddip, pipelines as p")
+    with pipeline_group("pipeline-metrics", workers=2 * replicas) as group:
         # Batches of 12 and of 7 samples, which make micro-batches of 3 and of 2, 2, 2 and 1.
         group.run(
             f"pipe = p.pipe_of(p.mlp(2), '1f1b', replicas={replicas})\n"
@@ -41,8 +38,7 @@ def test_metrics_are_those_of_one_process_on_every_rank(replicas: int) -> None:
 
 
 def test_a_run_without_samples_trains_nothing_and_measures_nothing() -> None:
-    with ddip.Group(workers=2, name="pipeline-nothing") as group:
-        group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport torch, ddip, pipelines as p, warnings")
+    with pipeline_group("pipeline-nothing", "warnings") as group:
         group.run(
             "warnings.simplefilter('error')\n"
             "pipe = p.pipe_of(p.mlp(2), '1f1b')\n"
@@ -57,8 +53,7 @@ def test_a_run_without_samples_trains_nothing_and_measures_nothing() -> None:
 
 
 def test_metrics_that_cannot_be_are_refused_in_our_words() -> None:
-    with ddip.Group(workers=2, name="pipeline-metrics") as group:
-        group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport torch, ddip, pipelines as p")
+    with pipeline_group("pipeline-metrics") as group:
         group.run("pipe = p.pipe_of(p.mlp(2), '1f1b')")
         for given, said in [
             ("[max]", "expected names and functions of (output, target), as a dict"),

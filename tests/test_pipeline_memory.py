@@ -6,17 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.pipeline_groups import pipeline_group
 
 import ddip
 
-SUPPORT = Path(__file__).parent / "support"
 pytest.importorskip("torch")
 
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[ddip.Group]:
-    with ddip.Group(workers=2, name="pipeline-memory") as group:
-        group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport pipeline_views as v")
+    with pipeline_group("pipeline-memory", "pipeline_views as v") as group:
         yield group
 
 

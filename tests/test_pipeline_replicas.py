@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.pipeline_groups import pipeline_group
 
 import ddip
 
-SUPPORT = Path(__file__).parent / "support"
-
 
 def started(workers: int) -> Iterator[ddip.Group]:
-    with ddip.Group(workers=workers, name=f"replicas-{workers}") as group:
-        group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport torch, ddip, pipelines as p")
+    with pipeline_group(f"replicas-{workers}", "pipeline_replicas", workers=workers) as group:
         yield group
 
 
@@ -36,10 +34,12 @@ def four() -> Iterator[ddip.Group]:
 def test_the_global_norm_is_one_processes_norm(
     two: ddip.Group, schedule: str, stages: int, placement: list[int]
 ) -> None:
-    for result in two.run(f"p.clipped({schedule!r}, 'global', {stages}, {placement!r})"):
+    for result in two.run(f"pipeline_replicas.clipped({schedule!r}, 'global', {stages}, {placement!r})"):
         assert result.value < 1e-7  # one process divides by the norm plus 1e-6 too, but adds it in another order
     for kind in ("local", "proportional"):
-        assert two.run(f"p.clipped({schedule!r}, {kind!r}, {stages}, {placement!r})")[0].value > 1e-4, "it differs"
+        assert two.run(f"pipeline_replicas.clipped({schedule!r}, {kind!r}, {stages}, {placement!r})")[0].value > 1e-4, (
+            "it differs"
+        )
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,14 @@ def test_pipelines_side_by_side_are_one_on_all_their_samples(
     two: ddip.Group, four: ddip.Group, world: int, replicas: int, schedule: str, staleness: str, options: str
 ) -> None:
     group = two if world == 2 else four
-    results = group.run(f"p.replicated({schedule!r}, {staleness!r}, {world}, {replicas}{options})")
+    results = group.run(f"pipeline_replicas.replicated({schedule!r}, {staleness!r}, {world}, {replicas}{options})")
     for result in results:
         away, same, (loss,) = result.value
         assert away < (1e-7 if "clip" in options else 1e-13) and same and abs(loss) < 1e-13
 
 
 def test_replicas_are_saved_each_with_its_own_statistics(four: ddip.Group, tmp_path: Path) -> None:
-    for result in four.run(f"p.replicas_resumed({str(tmp_path / 'saved')!r})"):
+    for result in four.run(f"pipeline_replicas.replicas_resumed({str(tmp_path / 'saved')!r})"):
         away, differ = result.value
         assert differ, "or it would not matter whose are kept"
         assert away == 0.0
@@ -104,6 +104,6 @@ def test_replicas_are_saved_each_with_its_own_statistics(four: ddip.Group, tmp_p
 
 def test_a_stage_that_raises_ends_all_replicas(four: ddip.Group) -> None:
     """Replica 1 fails while replica 0 waits for its gradients; afterwards both go on."""
-    said = [result.value for result in four.run("p.replica_that_fails()")]
+    said = [result.value for result in four.run("pipeline_replicas.replica_that_fails()")]
     assert all("no more today" in line for line, _ in said), said
     assert all(loss == said[0][1] for _, loss in said)

@@ -8,17 +8,15 @@ from pathlib import Path
 
 import pytest
 from ddip.errors import RankError
+from support.pipeline_groups import pipeline_group
 from support.waiting import wait_until
 
 import ddip
 
-SUPPORT = Path(__file__).parent / "support"
-
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[ddip.Group]:
-    with ddip.Group(workers=2, name="pipeline-stops") as group:
-        group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport torch, ddip, pipelines as p")
+    with pipeline_group("pipeline-stops") as group:
         yield group
 
 

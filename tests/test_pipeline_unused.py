@@ -6,16 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.pipeline_groups import pipeline_group
 
 import ddip
-
-SUPPORT = Path(__file__).parent / "support"
 
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[ddip.Group]:
-    with ddip.Group(workers=2, name="pipeline-unused") as group:
-        group.run(f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport sometimes_used as u")
+    with pipeline_group("pipeline-unused", "sometimes_used as u") as group:
         yield group
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pipeline_failures
+import pipeline_tied
 import pipelines as p
 import torch
 
@@ -29,9 +31,9 @@ def trained(schedule: str, **options: Any) -> float:
 
 
 def trained_tied(schedule: str) -> float:
-    pipe = p.pipe_of(moved(p.tied(2)), schedule)
-    pipe.run(p.tied_data())
-    return p.furthest(p.in_one_process(p.tied(2), p.tied_data()), on_cpu(pipe.state_dict()))
+    pipe = p.pipe_of(moved(pipeline_tied.tied(2)), schedule)
+    pipe.run(pipeline_tied.tied_data())
+    return p.furthest(p.in_one_process(pipeline_tied.tied(2), pipeline_tied.tied_data()), on_cpu(pipe.state_dict()))
 
 
 def dropout() -> tuple[float, float]:
@@ -119,14 +121,14 @@ def after_a_failure(schedule: str) -> tuple[str, float]:
     """The last stage fails in the second batch, with messages under way; then the pipeline goes on with the third. What was said, and
     how far it ends from one process that never saw the second."""
     batches = p.data(5, 12)
-    pipe = p.pipe_of(moved([p.mlp(2)[0], p.FailsAt(6)]), schedule)
+    pipe = p.pipe_of(moved([p.mlp(2)[0], pipeline_failures.FailsAt(6)]), schedule)
     said = "nothing"
     try:
         pipe.run(batches)
     except Exception as error:  # noqa: BLE001
         said = f"{type(error).__name__}: {error}"
     pipe.run(batches[2:])
-    expected = p.in_one_process([p.mlp(2)[0], p.FailsAt(10**9)], [batches[0], *batches[2:]])
+    expected = p.in_one_process([p.mlp(2)[0], pipeline_failures.FailsAt(10**9)], [batches[0], *batches[2:]])
     return said, p.furthest(expected, on_cpu(pipe.state_dict()))
 
 
