@@ -229,43 +229,59 @@ bool Control::blocked_in_torch(long ticks_before) {
 // Another rank's cell failed. A collective that waits for it can only wait for ever, whenever this rank comes to it; a
 // computation may finish, and is asked softly when its time is over. Never rung 3 outside a collective, never rung 4.
 void Control::on_peer_failed(const Message& message) {
+  const uint64_t cell = message.id;
   auto settle = std::chrono::nanoseconds(static_cast<int64_t>(message.body.value("settle", 10.0) * 1e9));
-  watch_after_peer({.cell = message.id,
-                    .peer = message.body.value("peer", -1),
-                    .deadline = std::chrono::steady_clock::now() + settle,
-                    .ticks = cpu_ticks(main_thread_)},
-                   kPeerAbortAfter);
+  auto [entry, is_first] = after_peers_.try_emplace(cell);
+  if (!is_first) return;
+  entry->second.peer = message.body.value("peer", -1);
+  entry->second.deadline = std::chrono::steady_clock::now() + settle;
+  entry->second.in = blocked_in(-1);
+  entry->second.ticks = cpu_ticks(main_thread_);
+  entry->second.timer = loop_.after(kPeerAbortAfter, [this, cell] { look_after_peer(cell); });
 }
 
-void Control::watch_after_peer(AfterPeer state, std::chrono::nanoseconds pause) {
-  const bool first = pause == kPeerAbortAfter;
-  peer_timer_ = loop_.after(pause, [this, state, first]() mutable {
-    if (!still_running(state.cell)) return;
-    auto now = std::chrono::steady_clock::now();
+void Control::look_after_peer(uint64_t cell) {
+  auto found = after_peers_.find(cell);
+  if (found == after_peers_.end()) return;
+  AfterPeer& state = found->second;
+  const bool running = still_running(cell);
+  if (!running && !is_ahead(cell)) {
+    after_peers_.erase(found);
+    return;
+  }
+  const auto now = std::chrono::steady_clock::now();
+  std::chrono::nanoseconds next = kPeerAbortAfter / 2;
+  if (running) {
     auto in = blocked_in(state.ticks);
-    // Of most collectives nobody knows since when; later looks are nearer to each other, so two must see the same one.
-    const bool long_enough = in && now - in->since > kPeerAbortAfter / 2 && (first || in == state.in);
-    if (long_enough) return abort_for_peer(state, *in);
-    if (!state.asked && now >= state.deadline) {
+    // Of most collectives nobody knows since when: two looks must see the same one.
+    if (in && in == state.in && in != state.aborted && now - in->since > kPeerAbortAfter / 2)
+      abort_for_peer(cell, state);
+    else if (!state.asked && now >= state.deadline) {
       state.asked = true;
-      if (send_interrupt(state.cell, true))
-        note(state.cell, fmt::format("rank {} failed; this rank was asked to stop (--settle)", state.peer));
+      if (send_interrupt(cell, true))
+        note(cell, fmt::format("rank {} failed; this rank was asked to stop (--settle)", state.peer));
     }
     state.in = std::move(in);
-    state.ticks = cpu_ticks(main_thread_);
-    std::chrono::nanoseconds next = kPeerAbortAfter / 2;
-    if (!state.asked) next = std::min<std::chrono::nanoseconds>(next, state.deadline - now);
-    watch_after_peer(std::move(state), next);
-  });
+    if (!state.asked && state.deadline > now) next = std::min<std::chrono::nanoseconds>(next, state.deadline - now);
+  }
+  state.ticks = cpu_ticks(main_thread_);
+  state.timer = loop_.after(next, [this, cell] { look_after_peer(cell); });
 }
 
-void Control::abort_for_peer(const AfterPeer& state, const InCollective& in) {
+void Control::abort_for_peer(uint64_t cell, AfterPeer& state) {
   {
     std::lock_guard lock(mutex_);
-    aborted_for_ = {state.cell, state.peer};
+    aborted_for_ = {cell, state.peer};
   }
-  collectives_.abort(in.group);
-  note(state.cell, fmt::format("rank {} failed, so {} was aborted here; {}", state.peer, described(in), kRemedy));
+  collectives_.abort(state.in->group);
+  note(cell, fmt::format("rank {} failed, so {} was aborted here; {}", state.peer, described(*state.in), kRemedy));
+  state.aborted = state.in;
+}
+
+// It has not begun yet.
+bool Control::is_ahead(uint64_t cell) {
+  std::lock_guard lock(mutex_);
+  return taken_ == cell || std::ranges::any_of(tasks_, [&](const Task& task) { return task.id == cell; });
 }
 
 void Control::answer_why(const Message& message) {

@@ -87,15 +87,16 @@ class Control {
     net::Loop::Handle timer;
   };
 
-  // What is known of a cell that goes on after another rank's has failed.
+  // What is known of a cell that goes on, or comes next, after another rank's has failed.
   struct AfterPeer {
-    uint64_t cell = 0;
     int peer = -1;
     std::chrono::steady_clock::time_point deadline;  // when it is asked to stop
     bool asked = false;
+    std::optional<InCollective> aborted;
     // The last look.
     std::optional<InCollective> in;
     long ticks = -1;
+    net::Loop::Handle timer;
   };
 
   std::unique_ptr<wire::Channel> open_channel();
@@ -104,8 +105,9 @@ class Control {
   void climb(uint64_t cell, int rung);
   void on_peer_failed(const wire::Message& message);
   void answer_why(const wire::Message& message);
-  void watch_after_peer(AfterPeer state, std::chrono::nanoseconds pause);
-  void abort_for_peer(const AfterPeer& state, const InCollective& in);
+  void look_after_peer(uint64_t cell);
+  void abort_for_peer(uint64_t cell, AfterPeer& state);
+  bool is_ahead(uint64_t cell);
   std::optional<InCollective> blocked_in(long ticks_before);
   bool blocked_in_torch(long ticks_before);
   bool still_running(uint64_t cell);
@@ -119,10 +121,10 @@ class Control {
   ControlOptions options_;
   const pid_t main_thread_;
   net::Loop loop_;
-  std::unique_ptr<wire::Channel> channel_;  // control thread; sending is for all
-  Ladder ladder_;                           // control thread
-  long ticks_at_signal_ = -1;               // control thread
-  net::Loop::Handle peer_timer_;            // control thread
+  std::unique_ptr<wire::Channel> channel_;     // control thread; sending is for all
+  Ladder ladder_;                              // control thread
+  long ticks_at_signal_ = -1;                  // control thread
+  std::map<uint64_t, AfterPeer> after_peers_;  // by cell; control thread
   Collectives collectives_;
 
   mutable std::mutex mutex_;         // guards all below

@@ -524,6 +524,23 @@ TEST_F(ControlTest, failed_peer_leaves_collectives_that_come_and_go) {
   end_cell(5);
 }
 
+TEST_F(ControlTest, failed_peer_of_a_cell_that_comes_later_is_not_forgotten) {
+  auto [ours, theirs] = tcp_pair();
+  control->collectives().add_group("mine", {ours.get()});
+  agent->send(Type::execute, 6);
+  control->enter(5);
+  agent->send(Type::interrupt, 6, {{"because", "peer"}, {"peer", 1}, {"outcome", "error"}, {"settle", 60}});
+  EXPECT_FALSE(busy_until([&, &end = theirs] { return !still_open(end); }, 1300ms)) << "its turn has not come";
+  end_cell(5);
+  auto task = control->next_task(5000ms);
+  ASSERT_EQ(std::get<Control::Task>(task).id, 6u);
+  control->enter(6);
+  control->collectives().enter("all_reduce", "mine");
+  EXPECT_TRUE(busy_until([&, &end = theirs] { return !still_open(end); }));
+  control->collectives().leave();
+  end_cell(6);
+}
+
 TEST_F(ControlTest, failed_peer_leaves_a_computation_its_time_and_then_interrupts_it_once) {
   auto [ours, theirs] = tcp_pair();
   control->collectives().add_group("mine", {ours.get()});
