@@ -194,7 +194,9 @@ from IPython.display import HTML, display
 def late():
     while not os.path.exists({str(gate)!r}): time.sleep(0.005)
     print('late')
-    if r == 0: handle.update(HTML('new'))
+    if r == 0:
+        handle.update(HTML('new'))
+        display(HTML('begun late'), display_id=True).update(HTML('and changed'))
 handle = display(HTML('old'), display_id=True)
 threading.Thread(target=late).start()
 print('in time')
@@ -207,14 +209,17 @@ print('in time')
     gate.touch()
     messages = notebook.messages(
         lambda seen: (
-            sum("late" in str(one["content"]) for one in seen) == 2
-            and any("new" in str(one["content"]) for one in seen)
+            sum("] late" in str(one["content"]) for one in seen) == 2
+            and any("changed" in str(one["content"]) for one in seen)
         )
     )
-    late = [one for one in messages if one["msg_type"] in ("stream", "update_display_data")]
+    late = [one for one in messages if one["msg_type"] in ("stream", "display_data", "update_display_data")]
     assert {one["parent_header"]["msg_id"] for one in late} == {parent}
-    assert sorted(one["content"]["text"] for one in late if one["msg_type"] == "stream") == ["[0] late\n", "[1] late\n"]
-    assert [one["content"]["data"]["text/html"] for one in late if one["msg_type"] != "stream"] == ["new"]
+    lines = [one["content"]["text"] for one in late if one["msg_type"] == "stream"]
+    assert sorted(line for line in lines if "late" in line) == ["[0] late\n", "[1] late\n"]
+    shown = [one["content"] for one in late if one["msg_type"] != "stream"]
+    assert [one["data"]["text/html"] for one in shown] == ["new", "begun late", "and changed"]
+    assert shown[1]["transient"] == shown[2]["transient"] != shown[0]["transient"]
 
 
 def test_clear_output_wipes_what_each_rank_said_before(notebook: Kernel) -> None:

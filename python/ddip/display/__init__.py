@@ -50,7 +50,7 @@ def renderer(
     """`shown`: the displays of earlier cells, which this one may update."""
     if quiet or not see:
         return Quiet()
-    return Plain(screen, see) if plain else Merged(screen, see, shown)
+    return Plain(screen, see, shown or Shown()) if plain else Merged(screen, see, shown)
 
 
 __all__ = ["RankLines", "Renderer", "Screen", "Shown", "prefixed", "renderer", "screen_for"]

@@ -89,11 +89,15 @@ class CellRunner:
         if options["check"]:
             print(checked(group, options["check"], ranks))
 
-    def _late_output(self, group: groups.Group) -> LateOutput:
-        if self._late is None or self._late.group is not group:
+    def _late_output(self, group: groups.Group) -> LateOutput | None:
+        """None if it cannot be had: that is no reason not to run the cell."""
+        if self._late is None or self._late.group is not group or self._late.closed:
             if self._late is not None:
                 self._late.close()
-            self._late = LateOutput(group, self._shown)
+            try:
+                self._late = LateOutput(group, self._shown)
+            except Exception:
+                self._late = None
         return self._late
 
     def _leave_running(self, cell: Cell, name: str) -> None:

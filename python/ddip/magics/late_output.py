@@ -23,9 +23,7 @@ class Under:
     """One cell's place on the screen."""
 
     def __init__(self, screen: display.Screen, see: list[int], shown: display.Shown) -> None:
-        self._screen = screen
-        self._shown = shown
-        self._lines = display.renderer(screen, see, plain=True)
+        self._lines = display.renderer(screen, see, plain=True, shown=shown)
         self._size = 0
         self._held: list[Event] | None = []  # until all that the cell itself said is there
 
@@ -41,11 +39,9 @@ class Under:
             self._show(event)
 
     def _show(self, event: Event) -> None:
-        kind, cell, rank, body, _, _, _ = event
+        kind, cell, _, body, _, _, _ = event
         if kind == "display" and body["kind"] == "update":
-            handle = self._shown.handle(rank, body["transient"].get("display_id", ""))
-            if handle is not None:
-                self._screen.bundle(body["data"], body["metadata"], handle, update=True)
+            self._lines.show(event)  # it takes the place of another
         elif self._size < MOST:
             self._size += len(str(body.get("data"))) if kind == "display" else len(body)
             self._lines.show(event)
@@ -62,7 +58,7 @@ class LateOutput:
         self._shown = shown
         self._lock = threading.Lock()
         self._cells: OrderedDict[int, Under] = OrderedDict()
-        self._closed = False
+        self.closed = False
         client = _client.Client(group._folder, "")
         client.request("watch", {"late": True}, ANSWER)
         following.start(lambda: self._run(client), f"ddip late output of {group.name}")
@@ -82,16 +78,18 @@ class LateOutput:
                 self._cells[cell.number].release()
 
     def close(self) -> None:
-        self._closed = True
+        self.closed = True
 
     def _run(self, client: Any) -> None:
         try:
-            while not self._closed and not following.is_to_end():
+            while not self.closed and not following.is_to_end():
                 event = client.next(0, LOOK)
                 if event is not None:
                     self._take(event)
         except PeerLost:
-            return  # the group is gone, and its threads with it
+            pass  # the group is gone, and its threads with it; or the connection alone, and the next cell makes another
+        finally:
+            self.closed = True
 
     def _take(self, event: Event) -> None:
         with self._lock:
