@@ -42,7 +42,10 @@ CELLS = [
     ("gap_aware", "plain sgd with decay"),
     ("gap_aware", "adamw"),
     ("pipemare", "sgd with decay"),
+    ("aggmsnag", "adam with decay"),
     ("adam", "adam"),
+    ("adam", "adam with decay"),
+    ("nadam", "nadam with decay"),
     ("adamw", "adamw"),
     ("nadam", "nadam"),
     ("nadam", "nadam in two groups"),
@@ -55,6 +58,26 @@ def test_an_asynchronous_one_is_computed_again_bit_for_bit(
 ) -> None:
     for result in two.run(f"u.replayed({str(tmp_path / 'ledger')!r}, {staleness!r}, {rule!r})"):
         assert result.value == "identical"
+
+
+@pytest.mark.parametrize(
+    ("staleness", "rule"),
+    [("adam", "adam with decay"), ("nadam", "nadam with decay"), ("adamw", "adamw"), ("aggmsnag", "adam")],
+)
+def test_of_a_weight_that_has_not_stepped_nothing_is_predicted(two: ddip.Group, staleness: str, rule: str) -> None:
+    """Its second moment would be zero, and a prediction divides by its root."""
+    for result in two.run(f"u.seen_before_the_first_step({staleness!r}, {rule!r})"):
+        before, later = result.value
+        assert before == 0 and 0 < later < 1
+
+
+@pytest.mark.parametrize(("staleness", "rule"), [("msnag", "sgd with decay"), ("adamw", "adamw"), ("spike", "sgd")])
+def test_an_older_file_may_be_loaded_into_a_pipeline_that_went_on(
+    two: ddip.Group, staleness: str, rule: str, tmp_path: Path
+) -> None:
+    for result in two.run(f"u.loaded_in_place({str(tmp_path / 'file')!r}, {staleness!r}, {rule!r})"):
+        again, went = result.value
+        assert again == 0 and went > 1e-3
 
 
 @pytest.mark.parametrize("pattern", ["-+--*-", "--+---"])

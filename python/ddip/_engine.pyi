@@ -475,6 +475,7 @@ class StageOptimizer:
     rule: Rule
     second: torch.Tensor | None
     steps: int
+    unstepped: list[tuple[int, int]]
     velocity: torch.Tensor | None
     weights: torch.Tensor | None
     def __init__(self, **kwargs: typing.Any) -> None: ...

@@ -45,6 +45,8 @@ def data(pattern: str, size: int = 12, dtype: torch.dtype = torch.float64) -> li
 
 RULES = p.RULES | {
     "momentum with decay": lambda ps: torch.optim.SGD(ps, 0.05, momentum=0.9, weight_decay=0.02),
+    "adam with decay": lambda ps: torch.optim.Adam(ps, 0.01, weight_decay=0.01),
+    "nadam with decay": lambda ps: torch.optim.NAdam(ps, 0.01, weight_decay=0.01),
     "plain sgd with decay": lambda ps: torch.optim.SGD(ps, 0.05, weight_decay=0.02),
     "nadam in two groups": lambda ps: torch.optim.NAdam(
         [{"params": ps[:2], "betas": (0.8, 0.99)}, {"params": ps[2:], "momentum_decay": 0.1}], 0.01
@@ -85,6 +87,40 @@ def replayed(path: str, staleness: str, rule: str, schedule: str = "async_1f1b")
         return found.difference
     assert torch.equal(weights["0.never"], torch.ones(3)) and torch.equal(weights["1.never"], torch.ones(3))
     return "identical"
+
+
+class Watching(Sometimes):
+    """Remembers how far `extra` was from its first value in each forward."""
+
+    def forward(self, given: Any) -> Any:
+        if not hasattr(self, "begun"):
+            self.begun, self.away = self.extra.weight.detach().clone(), []
+        self.away.append(float((self.extra.weight.detach() - self.begun).abs().max()))
+        return super().forward(given)
+
+
+def seen_before_the_first_step(staleness: str, rule: str) -> tuple[float, float]:
+    """How far a weight seems to be before it has ever stepped, and afterwards."""
+    torch.manual_seed(1)
+    made = [Watching(6, 8, False).double(), Watching(8, 3, True).double()]
+    pipe = p.pipe_of(made, optimizer=RULES[rule], staleness=staleness, window=[3, 0])
+    pipe.run(data("------+++"))
+    away = made[ddip.rank()].away
+    return max(away[: 6 * 4 + 1]), max(away)  # up to the first forward that uses it
+
+
+def loaded_in_place(path: str, staleness: str, rule: str) -> tuple[float, float]:
+    """A pipeline that has gone on loads an older file, of before `extra` was ever used: how far it ends from where it had come
+    before, and how far that was."""
+    pipe = p.pipe_of(stages(), optimizer=RULES[rule], staleness=staleness, window=[3, 0])
+    pipe.run(data("--"))
+    pipe.save(path)
+    ends = []
+    for _ in range(2):
+        pipe.run(data("+-**+-"))
+        ends.append(pipe.state_dict())
+        pipe.load(path)
+    return p.furthest(*ends), p.furthest(ends[0], pipe.state_dict())
 
 
 def in_replicas(pattern: str) -> tuple[float, bool]:

@@ -119,7 +119,8 @@ void bind_optimizer(py::module_& module) {
       .def_readwrite("rule", &Optimizer::rule)
       .def_readwrite("groups", &Optimizer::groups)
       .def_readwrite("steps", &Optimizer::steps)
-      .def_readwrite("mu_products", &Optimizer::mu_products);
+      .def_readwrite("mu_products", &Optimizer::mu_products)
+      .def_readwrite("unstepped", &Optimizer::unstepped);
   def_tensor(optimizer, "weights", &Optimizer::weights);
   def_tensor(optimizer, "velocity", &Optimizer::velocity);
   def_tensor(optimizer, "second", &Optimizer::second);

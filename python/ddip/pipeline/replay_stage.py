@@ -261,18 +261,15 @@ class Stage:
         return result
 
     def _known_of(self, group: Group, name: str) -> Memory:
-        """A parameter that has not stepped yet, beside others that have, counts as one that stands still. NAdam's product is that of
-        the group's parameter that has stepped most often."""
+        """A parameter that has not stepped yet, beside others that have, has a velocity of zeros. NAdam's product is that of the
+        group's parameter that has stepped most often."""
         own = self.memory[name]
         most = max((self.memory[other] for other in group.parameters), key=lambda memory: memory.steps)
         known = replace(own, mu_product=most.mu_product)
         if own.has_moved or (group.name == "sgd" and group.momentum == 0):
             return known
-        others, still = self.memory.values(), torch.zeros_like(self.weights[name])
-        if any(other.velocity is not None for other in others):
-            known.velocity = still
-        if any(other.first is not None for other in others):
-            known.first, known.second = still, still
+        if any(other.velocity is not None for other in self.memory.values()):
+            known.velocity = torch.zeros_like(self.weights[name])
         return known
 
     def _partial(self, micro_batches: list[int], group: Group, name: str) -> Partial | None:

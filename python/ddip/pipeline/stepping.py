@@ -176,12 +176,18 @@ class Stepping:
             self._state = native.StageOptimizer(
                 rule=native.rule_of(self.rule) if self.rule else native.Rule.other, groups=self._described, steps=-1,
                 mu_products=[], weights=self.weights.truth, velocity=self.velocity, second=self.second,
+                unstepped=self._unstepped(),
             )  # fmt: skip
         if self._state.steps != self.steps:
             self._state.steps = self.steps
             if self.rule == "nadam" and self.steps:
                 self._state.mu_products = self._mu_products()
         return self._state
+
+    def _unstepped(self) -> list[tuple[int, int]]:
+        """Slices of parameters that have not stepped yet, where others have."""
+        begins = self.weights.begins
+        return [(begins[i], begins[i] + self.masters[i].numel()) for i in sorted(self._waiting)] if self.steps else []
 
     def _mu_products(self) -> list[float]:
         """Of each slice's group: that of the parameter that has stepped most often."""
@@ -279,6 +285,8 @@ class Stepping:
         self.steps, self.velocity, self.second = steps, None, None
         self._state = None  # of other moments
         self._uneven = True  # perhaps
+        self._waiting = {i for i, master in enumerate(self.masters) if not self.optimizer.state.get(master)}
+        self._moments_are_known = False
         if steps:
             self._gather_moments()
         if self.scheduler and scheduler:

@@ -500,7 +500,7 @@ void Agent::on_message(Message message) {
     case Type::spawn: return core_->spawn_worker(message);
     case Type::kill:
       return core_->kill_worker(message.rank, static_cast<uint32_t>(message.id),
-                                message.body.value("why", "it was told to end it"));
+                                message.body.value("why", "somebody asked for it"));
     default: return core_->to_workers(message);
   }
 }

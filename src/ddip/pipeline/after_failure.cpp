@@ -66,22 +66,30 @@ std::vector<int> make_replicas_equal(const RankOnDisk& rank) {
     return found == furthest.end() ? -1 : found->second;
   };
   NamedTensors given;
-  for (const StageOnDisk& stage : rank.stages) {
-    if (source_of(stage) == rank.settings.replica) given.merge(stage_state(stage));
-  }
-  const NamedTensors everything = gather_tensors(rank.ranks, given);
-  for (const StageOnDisk& stage : rank.stages) {
-    const int source = source_of(stage);
-    if (source < 0 || source == rank.settings.replica) continue;
-    NamedTensors state;
-    for (const auto& [name, tensor] : everything) {
-      if (name.starts_with(stage.prefix())) state[name] = tensor;
+  agreed(rank.ranks, [&]() -> json {
+    for (const StageOnDisk& stage : rank.stages) {
+      if (source_of(stage) == rank.settings.replica) given.merge(stage_state(stage));
     }
-    keep_buffers(stage, state);
-    SavedTensors saved(std::move(state));
-    const auto policy = staleness::make_policy(rank.settings.policy(), rank.settings.options.staleness_options);
-    restored_stage(saved, stage, *policy)();
-  }
+    return nullptr;
+  });
+  const NamedTensors everything = gather_tensors(rank.ranks, given);
+  std::vector<std::function<void()>> changes;
+  agreed(rank.ranks, [&]() -> json {
+    for (const StageOnDisk& stage : rank.stages) {
+      const int source = source_of(stage);
+      if (source < 0 || source == rank.settings.replica) continue;
+      NamedTensors state;
+      for (const auto& [name, tensor] : everything) {
+        if (name.starts_with(stage.prefix())) state[name] = tensor;
+      }
+      keep_buffers(stage, state);
+      SavedTensors saved(std::move(state));
+      const auto policy = staleness::make_policy(rank.settings.policy(), rank.settings.options.staleness_options);
+      changes.push_back(restored_stage(saved, stage, *policy));
+    }
+    return nullptr;
+  });
+  for (const auto& change : changes) change();
   std::vector<int> stages;
   for (const auto& [stage, replica] : furthest) stages.push_back(stage);
   return stages;

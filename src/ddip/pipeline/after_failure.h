@@ -6,8 +6,8 @@
 
 namespace ddip::pipeline {
 
-// All ranks together. The stages in which replicas differed, which they do not any more. Throws ConfigError if the
-// optimizer of such a stage carries what is not known.
+// All ranks together. The stages in which replicas differed, which they do not any more. Throws ConfigError on all of
+// them if the optimizer of such a stage carries what is not known.
 std::vector<int> make_replicas_equal(const RankOnDisk& rank);
 
 }  // namespace ddip::pipeline

@@ -1,11 +1,16 @@
 #include "ddip/pipeline/gather.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 
+#include "ddip/base/error.h"
 #include "ddip/pipeline/frame.h"
 
 namespace ddip::pipeline {
+
+using nlohmann::json;
 
 std::vector<std::string> gather_bytes(tensors::Communicator& ranks, const std::string& mine) {
   at::Tensor sizes = ranks.all_gather(at::full({1}, static_cast<int64_t>(mine.size()), at::kLong)).view({-1});
@@ -19,12 +24,31 @@ std::vector<std::string> gather_bytes(tensors::Communicator& ranks, const std::s
   return found;
 }
 
-std::vector<nlohmann::json> gather_json(tensors::Communicator& ranks, const nlohmann::json& mine) {
+std::vector<json> gather_json(tensors::Communicator& ranks, const json& mine) {
   std::string packed;
-  nlohmann::json::to_msgpack(mine, packed);  // JSON's text has no word for a loss that is not finite
-  std::vector<nlohmann::json> found;
-  for (const std::string& theirs : gather_bytes(ranks, packed)) found.push_back(nlohmann::json::from_msgpack(theirs));
+  json::to_msgpack(mine, packed);  // JSON's text has no word for a loss that is not finite
+  std::vector<json> found;
+  for (const std::string& theirs : gather_bytes(ranks, packed)) found.push_back(json::from_msgpack(theirs));
   return found;
+}
+
+std::vector<json> agreed(tensors::Communicator& ranks, const std::function<json()>& work) {
+  json mine{{"failure", ""}, {"said", nullptr}};
+  try {
+    mine["said"] = work();
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    mine["failure"] = text.substr(0, text.find('\n'));
+  }
+  const std::vector<json> all = gather_json(ranks, mine);
+  if (mine["failure"] != "") throw ConfigError(mine["failure"].get<std::string>());
+  std::vector<json> said;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank]["failure"] != "")
+      throw ConfigError(fmt::format("rank {}: {}", rank, all[rank]["failure"].get<std::string>()));
+    said.push_back(all[rank]["said"]);
+  }
+  return said;
 }
 
 NamedTensors gather_tensors(tensors::Communicator& ranks, const NamedTensors& mine) {

@@ -30,7 +30,6 @@ class LossFunction {
   static Loss counted(const at::Tensor& mean, int64_t samples) {
     return {mean * samples, static_cast<double>(samples)};
   }
-  static Loss counted(double mean, int64_t samples) { return counted(at::full({}, mean, at::kDouble), samples); }
   template <typename Count>
   static Loss counted(const std::pair<at::Tensor, Count>& found, int64_t /*samples*/) {
     return {found.first, static_cast<double>(found.second)};

@@ -41,6 +41,7 @@ struct Pipeline::Inside {
   Sample sample_of(const std::function<const MicroBatch&(int64_t)>& read, int64_t micro_batch) const;
   Report run(const Batches& batches, bool training, Metrics metrics);
   Report report_of(const Record& record, int64_t batches, bool training) const;
+  void add_metrics(Report& report) const;
   void make_equal_again();
   void add_note(const std::string& note);
   void require_agreement(int64_t batches, bool training);
@@ -265,7 +266,11 @@ Report Pipeline::Inside::run(const Batches& batches, bool training, Metrics metr
   measured = Measured(std::move(metrics));
   make_equal_again();
   require_agreement(batches.size(), training);
-  if (batches.size() == 0) return {};
+  if (batches.size() == 0) {
+    Report report{.training = training};
+    add_metrics(report);
+    return report;
+  }
   source = std::make_unique<MicroBatchReader>(batches, settings.options.micro_batches);
   if (mine.front() == 0) inputs = source->place();
   if (mine.back() == last()) targets = source->place();
@@ -308,8 +313,12 @@ Report Pipeline::Inside::report_of(const Record& record, int64_t batches, bool t
   Report report =
       joined(gather_json(*ranks, share_of(record, times, ranks->rank())), batches, settings.options.micro_batches);
   report.training = training;
-  if (!measured.names().empty()) report.metrics = Measured::means(gather_json(*ranks, measured.share()));
+  add_metrics(report);
   return report;
+}
+
+void Pipeline::Inside::add_metrics(Report& report) const {
+  if (!measured.names().empty()) report.metrics = Measured::means(gather_json(*ranks, measured.share()));
 }
 
 NamedTensors Pipeline::Inside::state() {

@@ -60,9 +60,7 @@ TEST(CppPipeline, metrics_of_an_evaluation_are_means_over_all_samples) {
       const at::Tensor away = (output - y).abs();
       return std::pair(away.sum(), away.numel());
     };
-    const auto samples = [](const at::Tensor& output, const at::Tensor&) {
-      return static_cast<double>(output.size(0));
-    };
+    const auto samples = [](const at::Tensor& output, const at::Tensor&) { return at::full({}, output.size(0)); };
     const Report report = pipe.evaluate(batches, {{"accuracy", largest}, {"away", farthest}, {"samples", samples}});
     torch::nn::Sequential plain = mlp();
     double right = 0, away = 0, squares = 0, count = 0;
@@ -75,9 +73,11 @@ TEST(CppPipeline, metrics_of_an_evaluation_are_means_over_all_samples) {
     }
     require(std::abs(report.metrics.at("accuracy") - right / count) < 1e-12, report.text());
     require(std::abs(report.metrics.at("away") - away / (3 * count)) < 1e-12, "a sum and what it is a sum over");
-    require(std::abs(report.metrics.at("samples") - squares / count) < 1e-12, "a number is a mean too");
+    require(std::abs(report.metrics.at("samples") - squares / count) < 1e-12, "a mean over the samples");
     require(report.text().find(", accuracy ") != std::string::npos, report.text());
     require(pipe.evaluate(batches).metrics.empty() && pipe.run(batches).metrics.empty(), "nobody asked");
+    const Report nothing = pipe.evaluate(Pairs{}, {{"accuracy", largest}});
+    require(std::isnan(nothing.metrics.at("accuracy")) && !nothing.training, "of nothing there is no mean");
     try {
       pipe.evaluate(batches, ranks->rank() == 0 ? Metrics{{"a", mse}} : Metrics{{"b", mse}});
       require(false, "other names are refused");

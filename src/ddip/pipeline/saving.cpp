@@ -17,26 +17,6 @@ constexpr const char* kWhat = "ddip pipeline";
 
 std::string part_of(int rank) { return fmt::format("rank-{}", rank); }
 
-// What every rank has to say after its part of the work. If one failed, all throw.
-std::vector<json> agreed(tensors::Communicator& ranks, const std::function<json()>& work) {
-  json mine{{"failure", ""}, {"said", nullptr}};
-  try {
-    mine["said"] = work();
-  } catch (const std::exception& error) {
-    const std::string text = error.what();
-    mine["failure"] = text.substr(0, text.find('\n'));
-  }
-  const std::vector<json> all = gather_json(ranks, mine);
-  if (mine["failure"] != "") throw ConfigError(mine["failure"].get<std::string>());
-  std::vector<json> said;
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank]["failure"] != "")
-      throw ConfigError(fmt::format("rank {}: {}", rank, all[rank]["failure"].get<std::string>()));
-    said.push_back(all[rank]["said"]);
-  }
-  return said;
-}
-
 // --- what is the same on all ranks, in the manifest
 
 json about_pipeline(const RankOnDisk& rank) {

@@ -87,7 +87,7 @@ Stepping::Stepping(std::shared_ptr<Weights> weights, const MakeOptimizer& make, 
   refuse_other_parameters();
   rule_ = rule_of(*optimizer_);
   find_slices();
-  for (size_t i = 0; i < weights_->masters().size(); ++i) waiting_.insert(i);
+  wait_for_first_steps();
   for (const auto& group : optimizer_->param_groups()) first_rates_.push_back(group_of(rule_, group).rate);
   if (factor_) {
     for (size_t i = 0; i < first_rates_.size(); ++i)
@@ -144,6 +144,10 @@ staleness::Optimizer Stepping::state() const {
       .rule = rule_, .steps = steps_, .weights = weights_->truth(), .velocity = velocity_, .second = second_};
   for (const auto& [group, begin, end] : slices_)
     now.groups.push_back(group_of(rule_, optimizer_->param_groups()[group], begin, end));
+  if (steps_ > 0) {
+    for (size_t i : waiting_)
+      now.unstepped.emplace_back(weights_->begins()[i], weights_->begins()[i] + weights_->masters()[i].numel());
+  }
   return now;
 }
 
@@ -168,6 +172,7 @@ void Stepping::step(const std::vector<double>& rates) {
   auto& groups = optimizer_->param_groups();
   last_rates_.clear();
   for (const auto& group : groups) last_rates_.push_back(rate_of(group));
+  const std::vector<double> next = next_rates();  // now: if the factor throws, nothing has been stepped
   if (on_step) on_step();
   for (size_t i = 0; i < slices_.size(); ++i) groups[slices_[i].group].options().set_lr(rates[i]);
   const std::vector<size_t> unreached = weights_->unreached();
@@ -187,13 +192,17 @@ void Stepping::step(const std::vector<double>& rates) {
   const size_t waited = std::erase_if(waiting_, [&](size_t i) { return !std::ranges::binary_search(unreached, i); });
   if (waited > 0) moments_are_known_ = false;
   gather_moments();
-  if (factor_) {
-    for (size_t i = 0; i < groups.size(); ++i) {
-      double planned = first_rates_[i] * factor_(steps_ - 1), next = first_rates_[i] * factor_(steps_);
-      double changed = planned == last_rates_[i] || planned == 0 ? 1 : last_rates_[i] / planned;
-      groups[i].options().set_lr(changed == 1 ? next : next * changed);
-    }
+  for (size_t i = 0; i < groups.size(); ++i) groups[i].options().set_lr(next[i]);
+}
+
+std::vector<double> Stepping::next_rates() const {
+  std::vector<double> found = last_rates_;
+  for (size_t i = 0; factor_ && i < found.size(); ++i) {
+    const double planned = first_rates_[i] * factor_(steps_), next = first_rates_[i] * factor_(steps_ + 1);
+    // A rate that somebody has changed by hand changes the later ones alike.
+    found[i] = planned == found[i] || planned == 0 ? next : next * (found[i] / planned);
   }
+  return found;
 }
 
 void Stepping::gather_moments() {
@@ -217,7 +226,16 @@ void Stepping::restore(int64_t steps, std::vector<double> first_rates) {
   steps_ = steps;
   first_rates_ = std::move(first_rates);
   velocity_ = second_ = at::Tensor();
+  wait_for_first_steps();
   gather_moments();
+}
+
+void Stepping::wait_for_first_steps() {
+  waiting_.clear();
+  moments_are_known_ = false;
+  for (size_t i = 0; i < weights_->masters().size(); ++i) {
+    if (!optimizer_->state().count(weights_->masters()[i].unsafeGetTensorImpl())) waiting_.insert(i);
+  }
 }
 
 std::vector<std::vector<double>> Stepping::by_group(const std::vector<std::vector<double>>& of_slices) const {

@@ -60,6 +60,8 @@ class Stepping {
   staleness::Optimizer state() const;
   std::vector<std::vector<double>> rates(int steps) const;
   void step(const std::vector<double>& rates);
+  std::vector<double> next_rates() const;  // by parameter group, after the step that comes next
+  void wait_for_first_steps();
   void gather_moments();
 
   const std::shared_ptr<Weights> weights_;

@@ -112,6 +112,8 @@ void write_adaptive(const Optimizer& optimizer, const Moment& moment, const Adap
     else
       write_at_once(part, options.with_pending, to);
   }
+  for (const auto& [begin, end] : optimizer.unstepped)
+    out.narrow(0, begin, end - begin).copy_(optimizer.weights.narrow(0, begin, end - begin));
 }
 
 }  // namespace ddip::staleness

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ddip/tensors/torch.h"
@@ -39,6 +40,9 @@ struct Optimizer {
   at::Tensor weights;               // the newest true ones
   at::Tensor velocity;              // momentum_buffer or exp_avg; undefined before the first step and without momentum
   at::Tensor second;                // exp_avg_sq; undefined before the first step and for SGD
+  // Slices [begin, end) of parameters that have not stepped yet, where others have: their moments are zeros that mean
+  // nothing, and dividing by such a second moment would throw them far away.
+  std::vector<std::pair<int64_t, int64_t>> unstepped;
 };
 
 // This group's part of a flat tensor; an undefined tensor stays one.
