@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -30,6 +31,10 @@ DEADLINE = 180  # it is there to find hangs; the slowest tests without a mark of
 
 
 def pytest_configure(config: Any) -> None:
+    # A shell's job in the background ignores Ctrl-C, and so would everything that a test starts and stops by it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     config.addinivalue_line(
         "markers", "kills: the test kills a client or a coordinator, so its processes have 5 s to go, not 2 s"
     )
