@@ -174,6 +174,18 @@ def test_what_was_left_over_by_another_model_is_refused(two: Any) -> None:
     ]
 
 
+def test_one_ranks_wrong_rests_are_refused_by_all(two: Any) -> None:
+    assert values(two, "c.one_ranks_wrong_rests()") == [
+        "ConfigError: left over by compression: rest.rows.7 is of no parameter here",
+        "ConfigError: rank 0 refuses what it was given",
+    ]
+
+
+@pytest.mark.parametrize("compress", ["int8", "topk:0.1"])
+def test_a_resumed_run_keeps_its_buckets_though_its_first_step_uses_less(two: Any, compress: str) -> None:
+    assert values(two, f"c.resumed_with_fewer({compress!r})") == [True, True]
+
+
 # --- buffers
 
 

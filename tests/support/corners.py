@@ -391,6 +391,47 @@ def refused_rests() -> list[str]:
     ]
 
 
+def one_ranks_wrong_rests() -> str:
+    dp = ddip.DataParallel(Rows(1), compress="int8")
+    wrong = {"rest.rows.7": torch.zeros(480)} if ddip.rank() == 0 else {}
+    return outcome(lambda: dp.load_compression_state_dict(wrong))
+
+
+class Some(Backwards):
+    """Uses the rows that have a gradient."""
+
+    def forward(self, gradients: list[torch.Tensor]) -> Any:
+        pairs = [(row, g) for row, g in zip(self.rows, gradients, strict=True) if g.numel()]
+        return sum((row * g + row**2).sum() for row, g in reversed(pairs))
+
+
+def resumed_with_fewer(compress: str) -> bool:
+    """The first step after the load uses fewer parameters than the first of all: the buckets must stay as they were."""
+
+    def begun() -> tuple[Any, torch.optim.Optimizer]:
+        dp = ddip.DataParallel(Some(6), compress=compress, bucket_mb=0.004)
+        return dp, torch.optim.SGD(dp.parameters(), 0.1)
+
+    def train(dp: Any, optimizer: torch.optim.Optimizer, steps: Sequence[int]) -> None:
+        for step in steps:
+            dp.zero_grad()
+            used = range(3, 6) if step == 3 else range(6)
+            empty = torch.zeros(0)
+            dp([noise(100 * step + 10 * row + ddip.rank()) if row in used else empty for row in range(6)]).backward()
+            optimizer.step()
+
+    whole, optimizer = begun()
+    train(whole, optimizer, range(3))
+    saved = {name: tensor.clone() for name, tensor in whole.state_dict().items()}
+    kept = {name: tensor.clone() for name, tensor in whole.compression_state_dict().items()}
+    train(whole, optimizer, range(3, 7))
+    dp, optimizer = begun()
+    dp.load_state_dict(saved)
+    dp.load_compression_state_dict(kept)
+    train(dp, optimizer, range(3, 7))
+    return all(torch.equal(a, b) for a, b in zip(dp.parameters(), whole.parameters(), strict=True))
+
+
 def denormal(compress: str) -> tuple[int, float]:
     """Gradients near the smallest numbers that there are, then usual ones: steps dropped, and what arrives of the last."""
     dp = ddip.DataParallel(nn.Linear(4, 3, bias=False), compress=compress)

@@ -114,17 +114,21 @@ std::vector<int64_t> Reducer::order() const {
   return result;
 }
 
-void Reducer::plan_in_order(std::vector<int64_t> order) {
+void Reducer::require_order(const std::vector<int64_t>& order) const {
   const auto count = static_cast<int64_t>(parameters_.size());
   std::vector<int64_t> sorted(order.begin(), order.empty() ? order.end() : order.end() - 1), every(parameters_.size());
   std::sort(sorted.begin(), sorted.end());
   std::iota(every.begin(), every.end(), 0);
   if (order.empty() || sorted != every || order.back() < 0 || order.back() > count)
     throw ConfigError("the order of gradients that was saved is not one of this model's parameters");
+}
+
+void Reducer::plan_in_order(std::vector<int64_t> order) {
   std::lock_guard lock(mutex_);
   drain();
   error_ = nullptr;  // of a step that is over
   plan_like_rank_0(std::move(order));
+  keeps_order_ = true;
 }
 
 void Reducer::attach(size_t index) {

@@ -94,7 +94,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // How the gradients are divided among buckets: their numbers in the order of the plan, then how many of them were
   // used. What compression sends depends on it.
   std::vector<int64_t> order() const;
-  // Between backwards, on all ranks: as rank 0 says. Throws ConfigError if it is no order of these parameters.
+  // Throws ConfigError if it is none of these parameters'.
+  void require_order(const std::vector<int64_t>& order) const;
+  // Between backwards, on all ranks: as rank 0 says, for good. REQUIRES: it is one.
   void plan_in_order(std::vector<int64_t> order);
 
   ReducerStats take_stats();
@@ -166,6 +168,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<Accumulator> accumulators_;
   std::vector<uintptr_t> hooks_;
   bool rebuilt_ = false;
+  bool keeps_order_ = false;  // what compression sends depends on it, and a run that goes on must send the same
 
   bool sync_ = true;
   // What all ranks expect to be used, and what was used the last time; the same on all ranks.

@@ -196,13 +196,14 @@ void Reducer::install(const std::vector<Used>& used) {
 
 // Buckets in the order in which the gradients came, as rank 0 saw it.
 void Reducer::rebuild() {
+  rebuilt_ = true;
+  if (keeps_order_) return;
   std::vector<int64_t> order(order_.begin(), order_.end());
   for (size_t index = parameters_.size(); index-- > 0;) {
     if (!ready_[index]) order.push_back(static_cast<int64_t>(index));
   }
   order.push_back(static_cast<int64_t>(order_.size()));  // how many were used
   plan_like_rank_0(std::move(order));
-  rebuilt_ = true;
 }
 
 void Reducer::plan_like_rank_0(std::vector<int64_t> order) {

@@ -126,11 +126,29 @@ void Replica::load_compression_state(const tensors::NamedTensors& state) {
   if (!options_.compressor) return;
   if (!reducer_->fits(model_.parameters())) plan();
   std::vector<int64_t> order = reducer_->order();
+  bool has_order = false;
+  Kept kept;
+  std::string complaint;
+  try {
+    kept = taken(state, order);
+  } catch (const ConfigError& error) {
+    complaint = error.what();
+  }
+  in_order([&] {
+    require_no_complaint(*ranks_, complaint, reducer_->parameters());
+    has_order = on_any(*ranks_, !state.empty(), reducer_->parameters());
+  });
+  if (has_order) reducer_->plan_in_order(std::move(order));
+  options_.compressor->set_kept(std::move(kept));
+}
+
+Kept Replica::taken(const tensors::NamedTensors& state, std::vector<int64_t>& order) const {
   Kept kept;
   for (const auto& [key, tensor] : state) {
     if (key == kOrder) {
       at::Tensor numbers = tensor.to(at::kCPU, at::kLong).contiguous();
       order.assign(numbers.data_ptr<int64_t>(), numbers.data_ptr<int64_t>() + numbers.numel());
+      reducer_->require_order(order);
       continue;
     }
     const size_t dot = key.find('.');
@@ -145,8 +163,7 @@ void Replica::load_compression_state(const tensors::NamedTensors& state) {
                                     tensor.numel(), parameter.numel()));
     kept[key.substr(0, dot)][number] = tensor.detach().to(parameter.device(), at::kFloat, false, /*copy=*/true);
   }
-  reducer_->plan_in_order(std::move(order));
-  options_.compressor->set_kept(std::move(kept));
+  return kept;
 }
 
 std::vector<std::string> Replica::differing(const std::vector<std::string>& buffer_names) {

@@ -58,6 +58,8 @@ class Replica {
  private:
   void broadcast(int root);
   void in_order(const std::function<void()>& body);
+  // What load_compression_state is given, for parameters that are here. Throws ConfigError.
+  Kept taken(const tensors::NamedTensors& state, std::vector<int64_t>& order) const;
 
   const Ranks current_;
   const Model model_;

@@ -102,6 +102,19 @@ void require_same_frozen(tensors::Communicator& ranks, const std::vector<std::st
   }
 }
 
+void require_no_complaint(tensors::Communicator& ranks, const std::string& complaint,
+                          const std::vector<at::Tensor>& tensors) {
+  const at::Tensor all = gathered(ranks, {complaint.empty() ? 0 : 1}, device_of(tensors));
+  if (!complaint.empty()) throw ConfigError(complaint);
+  for (int rank = 0; rank < ranks.world(); ++rank) {
+    if (all[rank].item<int64_t>() != 0) throw ConfigError(fmt::format("rank {} refuses what it was given", rank));
+  }
+}
+
+bool on_any(tensors::Communicator& ranks, bool here, const std::vector<at::Tensor>& tensors) {
+  return gathered(ranks, {here ? 1 : 0}, device_of(tensors)).sum().item<int64_t>() > 0;
+}
+
 void broadcast_all(tensors::Communicator& ranks, const std::vector<at::Tensor>& tensors, int root) {
   at::NoGradGuard no_grad;
   std::vector<at::Device> devices;

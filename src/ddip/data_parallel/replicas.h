@@ -17,6 +17,13 @@ void require_same_shapes(tensors::Communicator& ranks, const std::vector<std::st
 void require_same_frozen(tensors::Communicator& ranks, const std::vector<std::string>& names,
                          const std::vector<at::Tensor>& tensors);
 
+// Throws ConfigError on all ranks if one has something to complain about; each its own complaint, else whose it is.
+void require_no_complaint(tensors::Communicator& ranks, const std::string& complaint,
+                          const std::vector<at::Tensor>& tensors);
+
+// Whether it is so on any of them.
+bool on_any(tensors::Communicator& ranks, bool here, const std::vector<at::Tensor>& tensors);
+
 // Every tensor becomes what it is on `root`, in one message for each device. One that is that already is not written
 // to: a graph may hold it.
 void broadcast_all(tensors::Communicator& ranks, const std::vector<at::Tensor>& tensors, int root);
