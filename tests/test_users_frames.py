@@ -47,7 +47,7 @@ def test_a_refused_call_shows_the_users_lines_alone(two: ddip.Group) -> None:
 
 def test_an_error_in_a_users_forward_shows_it_without_what_called_it(two: ddip.Group) -> None:
     found = tracebacks(two, "pipe = made(stages(Shout())); pipe.run(batches)")
-    assert "/ddip/" not in found[1] and 'raise ValueError("too loud")' in found[1]
+    assert "/ddip/pipeline/" not in found[1] and 'raise ValueError("too loud")' in found[1]
     assert "too loud" in found[0] and "stage 1" in found[0] and ".py" not in found[0]
 
 
