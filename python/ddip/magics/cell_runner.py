@@ -10,6 +10,7 @@ from IPython.core.error import UsageError
 from ddip import _client, apps, comparison, display
 from ddip import group as groups
 from ddip.cell import Cell
+from ddip.errors import ConfigError, PeerLost, ProtocolError, TimedOut
 from ddip.held_interrupt import HeldInterrupt
 from ddip.magics import cell_pieces
 from ddip.magics.autodip import AutodipSwitch
@@ -96,7 +97,7 @@ class CellRunner:
                 self._late.close()
             try:
                 self._late = LateOutput(group, self._shown)
-            except Exception:
+            except (ConfigError, OSError, PeerLost, ProtocolError, TimedOut):
                 self._late = None
         return self._late
 

@@ -333,9 +333,8 @@ struct Agent::Core : std::enable_shared_from_this<Agent::Core> {
       if (!worker) return;
       if (worker->killed_because.empty())
         worker->killed_because =
-            "it closed its connection to ddip and lived on, out of reach (a descriptor that was not its own was "
-            "closed, "
-            "or it became another program by exec)";
+            "it closed its connection to ddip and lived on, out of reach (it closed a descriptor that was not its own, "
+            "or became another program by exec)";
       ::kill(worker->pid, SIGKILL);
     });
   }

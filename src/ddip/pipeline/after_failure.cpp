@@ -4,26 +4,19 @@
 
 #include <set>
 
-#include "ddip/checkpoint/sha256.h"
+#include "ddip/pipeline/tensor_hash.h"
 
 namespace ddip::pipeline {
 namespace {
 
 using nlohmann::json;
 
-std::string hash_of(const at::Tensor& flat) {
-  const at::Tensor bytes = flat.detach().cpu().contiguous();
-  checkpoint::Sha256 hash;
-  hash.add({static_cast<const std::byte*>(bytes.const_data_ptr()), bytes.nbytes()});
-  return hash.hexadecimal();
-}
-
 // By stage: the replica whose state all get. Stages in which they are equal are not in it.
 std::map<int, int> furthest_of(const RankOnDisk& rank) {
   json mine = json::array();
   for (const StageOnDisk& stage : rank.stages) {
     if (stage.versions)
-      mine.push_back({stage.index, stage.stepping->steps(), hash_of(stage.versions->weights().truth())});
+      mine.push_back({stage.index, stage.stepping->steps(), hash_of({stage.versions->weights().truth()})});
   }
   struct Furthest {
     int64_t steps = -1;

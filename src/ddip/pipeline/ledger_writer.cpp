@@ -7,9 +7,9 @@
 
 #include "ddip/base/error.h"
 #include "ddip/base/file.h"
-#include "ddip/checkpoint/sha256.h"
 #include "ddip/pipeline/gather.h"
 #include "ddip/pipeline/random.h"
+#include "ddip/pipeline/tensor_hash.h"
 
 namespace ddip::pipeline {
 namespace {
@@ -17,15 +17,6 @@ namespace {
 using nlohmann::json;
 using schedule::Kind;
 using staleness::Rule;
-
-std::string hash_of(const std::vector<at::Tensor>& tensors) {
-  checkpoint::Sha256 hash;
-  for (const at::Tensor& tensor : tensors) {
-    at::Tensor bytes = tensor.detach().cpu().contiguous();
-    hash.add({static_cast<const std::byte*>(bytes.const_data_ptr()), bytes.nbytes()});
-  }
-  return hash.hexadecimal();
-}
 
 // The true weights, frozen ones too, in the module's order.
 std::string hash_of_stage(const Part& part, const Weights& weights) {

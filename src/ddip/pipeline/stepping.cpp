@@ -157,13 +157,9 @@ std::vector<std::vector<double>> Stepping::rates(int steps) const {
     double now = rate_of(optimizer_->param_groups()[group]);
     auto& ahead = found.emplace_back(static_cast<size_t>(steps), now);
     if (!factor_) continue;
-    // A rate that somebody has changed by hand changes the later ones alike.
-    double planned = first_rates_[group] * factor_(steps_);
-    double changed = planned == now || planned == 0 ? 1 : now / planned;
-    for (int step = 0; step < steps; ++step) {
-      double later = first_rates_[group] * factor_(steps_ + step);
-      ahead[static_cast<size_t>(step)] = changed == 1 ? later : later * changed;
-    }
+    const double changed = changed_by_hand(group, now);
+    for (int step = 0; step < steps; ++step)
+      ahead[static_cast<size_t>(step)] = first_rates_[group] * factor_(steps_ + step) * changed;
   }
   return found;
 }
@@ -197,12 +193,14 @@ void Stepping::step(const std::vector<double>& rates) {
 
 std::vector<double> Stepping::next_rates() const {
   std::vector<double> found = last_rates_;
-  for (size_t i = 0; factor_ && i < found.size(); ++i) {
-    const double planned = first_rates_[i] * factor_(steps_), next = first_rates_[i] * factor_(steps_ + 1);
-    // A rate that somebody has changed by hand changes the later ones alike.
-    found[i] = planned == found[i] || planned == 0 ? next : next * (found[i] / planned);
-  }
+  for (size_t i = 0; factor_ && i < found.size(); ++i)
+    found[i] = first_rates_[i] * factor_(steps_ + 1) * changed_by_hand(i, found[i]);
   return found;
+}
+
+double Stepping::changed_by_hand(size_t group, double now) const {
+  const double planned = first_rates_[group] * factor_(steps_);
+  return planned == now || planned == 0 ? 1 : now / planned;
 }
 
 void Stepping::gather_moments() {

@@ -61,6 +61,8 @@ class Stepping {
   std::vector<std::vector<double>> rates(int steps) const;
   void step(const std::vector<double>& rates);
   std::vector<double> next_rates() const;  // by parameter group, after the step that comes next
+  // A rate that somebody has changed changes the later ones alike: by this. REQUIRES: there is a factor.
+  double changed_by_hand(size_t group, double now) const;
   void wait_for_first_steps();
   void gather_moments();
 
