@@ -200,3 +200,13 @@ def test_a_loss_that_is_none_is_said(two: ddip.Group, loss: str, expected: str) 
 )
 def test_numbers_that_cannot_be_are_refused(two: ddip.Group, argument: str, expected: str) -> None:
     assert expected in said(two, f"p.pipe_of(p.mlp(2), {argument})")
+
+
+# --- made many times
+
+
+@pytest.mark.timeout(90)  # it takes two seconds
+def test_pipelines_over_gloo_are_made_while_its_threads_free_tensors_of_python(two: ddip.Group, tmp_path: Path) -> None:
+    ledger = str(tmp_path / "ledger")  # which gathers objects of Python right before
+    two.run(f"gloo = ddip.comm('gloo')\nfor _ in range(100): p.pipe_of(p.mlp(2), ranks=gloo, ledger={ledger!r})")
+    assert two.run("len(p.pipe_of(p.mlp(2), ranks=gloo).run(p.data(2, 12)).losses)")[0].value == 2

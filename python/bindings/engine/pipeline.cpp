@@ -236,6 +236,8 @@ void bind_pipeline(py::module_& module) {
                        std::vector<int> norm_ranks) {
              Arrangement arrangement{ends_of(edges), std::move(rank_of_stage), std::move(frames),
                                      ranks->world() / replicas, replicas};
+             // Ranks meet in it, while a thread of Gloo's may have to free tensors of Python's.
+             py::gil_scoped_release release;
              return std::unique_ptr<Executor, EndsWithoutLock>(
                  new Executor(std::move(ranks), std::move(stages), std::move(arrangement),
                               Clipping{global_norm, norm_delay, std::move(norm_ranks)}, look_for_signals));
