@@ -18,6 +18,9 @@ function(ddip_find_torch result)
 endfunction()
 
 function(ddip_use_torch target folder)
+  # libtorch_cpu exports functions of std::filesystem, of the compiler that it was built with: remove_all crashes in them
+  # beside another one's. The C++ library is asked before torch.
+  target_link_options(${target} INTERFACE "SHELL:-Wl,--push-state,--no-as-needed -lstdc++ -Wl,--pop-state")
   target_include_directories(${target} SYSTEM INTERFACE ${folder}/include ${folder}/include/torch/csrc/api/include)
   # torch brings fmt's headers, of another version than the library on this machine, and they come first.
   target_compile_definitions(${target} INTERFACE USE_DISTRIBUTED USE_C10D USE_C10D_GLOO FMT_HEADER_ONLY)

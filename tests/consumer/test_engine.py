@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import mpirun
+from support.linking import asks_torch_before_the_cpp_library
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 pytestmark = pytest.mark.timeout(400)
@@ -56,6 +57,10 @@ LAUNCHERS = {
     "ddip run": under_ddip_run,
     "mpirun": under_mpirun,
 }
+
+
+def test_functions_of_the_cpp_library_are_not_torchs(programs: Path) -> None:
+    assert not asks_torch_before_the_cpp_library(programs / "pipeline")
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "ddip run", pytest.param("mpirun", marks=mpirun.there)])
