@@ -1,5 +1,5 @@
 """Bytes that each staleness policy's prediction moves per second, beside torch's copy_ of as many bytes, in turn. Says
-first whether code of our own serves the device, and if not, why. (Adam's L2 decay: on a GPU only.)
+first whether code of our own serves the device, and if not, why. (L2 decay of Adam and NAdam: on a GPU only.)
 
 python benchmarks/prediction.py [--device cuda] [--count 16777216] [--rounds 20]
 """
@@ -28,6 +28,7 @@ POLICIES = {
     "nadam": ("nadam", {}, 4),
     "aggmsnag of Adam": ("adam", {}, 5),
     "adam, L2 decay": ("adam", {"weight_decay": 0.01}, 4),
+    "nadam, L2 decay": ("nadam", {"weight_decay": 0.01}, 4),
     "gap_aware": ("sgd", {"momentum": 0.9}, 5),
 }
 TARGET = 0.7

@@ -26,6 +26,7 @@ SHIM = """
 #include <cmath>
 #define __device__
 #define __global__
+#define __launch_bounds__(...)
 struct Place { unsigned x; } blockIdx, blockDim, threadIdx, gridDim;
 struct alignas(16) float4 { float x, y, z, w; };
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
