@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "ddip/checkpoint/store.h"
+#include "ddip/pipeline/testing/folder.h"
 #include "ddip/pipeline/testing/training.h"
 
 namespace ddip::pipeline {
@@ -13,22 +14,6 @@ namespace {
 
 namespace fs = std::filesystem;
 namespace optim = torch::optim;
-
-// For one test; made and removed by the test's own process, used by its ranks.
-class Folder {
- public:
-  Folder() : path_(fs::temp_directory_path() / ("ddip-saved-" + std::to_string(::getpid()))) { fs::remove_all(path_); }
-  ~Folder() { fs::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  const fs::path& path() const { return path_; }
-  fs::path file(int number, const std::string& name) const {
-    return path_ / fmt::format("step-{:010}.{}", number, name);
-  }
-
- private:
-  const fs::path path_;
-};
 
 template <typename Kind, typename Options>
 MakeOptimizer made_by(const Options& options) {
