@@ -23,6 +23,7 @@ import interactive  # noqa: E402
 import pipeline  # noqa: E402
 import pipeline_actions  # noqa: E402
 import pipeline_gpu  # noqa: E402
+import pipeline_ready  # noqa: E402
 import slow_link  # noqa: E402
 from table import Table, control_seconds  # noqa: E402
 
@@ -68,6 +69,7 @@ def main() -> int:
             **pipeline.MEASURES,
             **pipeline_actions.MEASURES,
             **pipeline_gpu.MEASURES,
+            **pipeline_ready.MEASURES,
             **slow_link.MEASURES,
         }.items():
             if options.only and name not in options.only.split(","):

@@ -54,7 +54,7 @@ def test_what_ran_in_cpp_is_computed_again_in_python_bit_for_bit(ledgers: list[P
         assert found.difference is None, (cell, found.difference)
         assert found.steps > 10 or header["accumulate"] > 4, cell
         seen.add(cell)
-    assert len(ledgers) == 25 and len({schedule for schedule, _, _ in seen}) == 7
+    assert len(ledgers) == 27 and len({schedule for schedule, _, _ in seen}) == 7
     assert {name for _, _, name in seen} == {"sgd", "adam", "adamw"}
 
 

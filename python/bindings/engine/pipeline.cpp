@@ -51,7 +51,14 @@ std::vector<schedule::Edge> ends_of(const std::vector<std::pair<int, int>>& edge
 // A rank's list as it is: of a long run it has millions of actions, and Python would make an object of each.
 struct Actions {
   std::vector<schedule::Action> list;
+  std::optional<schedule::Request> ready;  // of a plan whose order is found while it runs
 };
+
+Actions actions_of(const schedule::Plan& plan, int rank) {
+  Actions found{plan.ranks.at(static_cast<size_t>(rank)), {}};
+  if (plan.request.order == "ready") found.ready = plan.request;
+  return found;
+}
 
 void bind_weights(py::module_& module) {
   py::class_<Weights, std::shared_ptr<Weights>>(module, "Weights")
@@ -220,14 +227,20 @@ void bind_pipeline(py::module_& module) {
   bind_records(module);
   bind_stage(module);
   py::class_<Actions>(module, "PlanActions")
-      .def(py::init(
-               [](const schedule::Plan& plan, int rank) { return Actions{plan.ranks.at(static_cast<size_t>(rank))}; }),
-           py::arg("plan"), py::arg("rank"))
-      .def("__len__", [](const Actions& self) { return self.list.size(); });
+      .def(py::init(&actions_of), py::arg("plan"), py::arg("rank"))
+      .def("__len__", [](const Actions& self) { return self.list.size(); })
+      // As in a plan's file; after a run whose order was found, what was done.
+      .def_property_readonly("lines", [](const Actions& self) {
+        std::vector<std::string> lines;
+        for (const schedule::Action& action : self.list) lines.push_back(to_text(action));
+        return lines;
+      });
   module.def(
       "forwards_only",
       [](const std::vector<std::pair<int, int>>& edges, const std::vector<int>& rank_of_stage, int rank,
-         int64_t micro_batches) { return Actions{forwards_only(ends_of(edges), rank_of_stage, rank, micro_batches)}; },
+         int64_t micro_batches) {
+        return Actions{forwards_only(ends_of(edges), rank_of_stage, rank, micro_batches), {}};
+      },
       py::arg("edges"), py::arg("rank_of_stage"), py::arg("rank"), py::arg("micro_batches"));
   py::class_<Executor, std::unique_ptr<Executor, EndsWithoutLock>>(module, "Executor")
       .def(py::init([](std::shared_ptr<tensors::Communicator> ranks, std::vector<Stage> stages,
@@ -253,14 +266,15 @@ void bind_pipeline(py::module_& module) {
           })
       .def(
           "run",
-          [](Executor& self, const Actions& actions, bool training, uint64_t seed, int64_t first_micro_batch,
-             int step_size, const py::object& progress) {
+          [](Executor& self, Actions& actions, bool training, uint64_t seed, int64_t first_micro_batch, int step_size,
+             const py::object& progress) {
             Progress told(progress);
             RunOptions options{training, seed, first_micro_batch, step_size, {}};
             // By reference: the executor keeps its options, and must not keep an object of Python's.
             if (!progress.is_none()) options.progress = [&told](const Record& record) { told(record); };
             py::gil_scoped_release release;
-            return self.run(actions.list, options);
+            return actions.ready ? self.run_ready(*actions.ready, actions.list, options)
+                                 : self.run(actions.list, options);
           },
           py::arg("actions"), py::kw_only(), py::arg("training") = true, py::arg("seed") = 0,
           py::arg("first_micro_batch") = 0, py::arg("step_size") = 0, py::arg("progress") = py::none(),

@@ -13,6 +13,7 @@
 #include "ddip/schedule/checker.h"
 #include "ddip/schedule/draw.h"
 #include "ddip/schedule/file.h"
+#include "ddip/schedule/ready.h"
 #include "ddip/schedule/simulate.h"
 #include "ddip/schedule/window.h"
 
@@ -49,7 +50,7 @@ Plan make_plan(const std::string& name, int stages, int micro_batches, int64_t b
                std::vector<int> rank_of_stage, const Edges& edges, std::vector<int> window, int last_batch,
                std::optional<int> max_staleness, int64_t warmup, int64_t flush_every, std::optional<int64_t> switch_at,
                bool predicts, bool stashes, std::vector<int> capacity, const StageCosts& costs,
-               std::vector<double> links) {
+               std::vector<double> links, std::string order) {
   Request request{.schedule = name,
                   .stages = stages,
                   .rank_of_stage = std::move(rank_of_stage),
@@ -63,10 +64,21 @@ Plan make_plan(const std::string& name, int stages, int micro_batches, int64_t b
                   .warmup = warmup,
                   .flush_every = flush_every,
                   .switch_at = switch_at.value_or(-1),
+                  .order = std::move(order),
                   .needs = {.predicts = predicts, .stashes = stashes},
                   .capacity = std::move(capacity),
                   .costs = costs_of(costs, std::move(links))};
   return schedule::make_plan(request);
+}
+
+// `ranks`: lines of each rank's actions, as they were done.
+Plan as_done(const Plan& plan, const std::vector<std::vector<std::string>>& ranks) {
+  schedule::RankLists done;
+  for (const auto& lines : ranks) {
+    auto& actions = done.emplace_back();
+    for (const std::string& line : lines) actions.push_back(schedule::parse_action(line));
+  }
+  return schedule::plan_of_done(plan, std::move(done));
 }
 
 void draw(const Plan& plan, const std::string& path) {
@@ -146,7 +158,9 @@ void bind_plan(py::module_& module) {
       .def_property_readonly("window", [](const Plan& self) { return self.request.window; })
       .def_property_readonly("accumulate", [](const Plan& self) { return self.request.accumulate; })
       .def_property_readonly("micro_batches", [](const Plan& self) { return self.request.total(); })
+      .def_property_readonly("order", [](const Plan& self) { return self.request.order; })
       .def("check", &schedule::check, Released())
+      .def("as_done", &as_done, py::arg("ranks"), Released())
       .def(
           "simulate",
           [](const Plan& self, const StageCosts& costs, std::vector<double> links) {
@@ -190,7 +204,8 @@ void bind_schedule(py::module_& module) {
              py::arg("window") = std::vector<int>{}, py::arg("last_batch") = 0, py::arg("max_staleness") = py::none(),
              py::arg("warmup") = 0, py::arg("flush_every") = 0, py::arg("switch_at") = py::none(),
              py::arg("predicts") = false, py::arg("stashes") = false, py::arg("capacity") = std::vector<int>{},
-             py::arg("costs") = StageCosts{}, py::arg("links") = std::vector<double>{}, Released());
+             py::arg("costs") = StageCosts{}, py::arg("links") = std::vector<double>{}, py::arg("order") = "plan",
+             Released());
   // What fills the pipe: see window.h.
   module.def(
       "default_window",

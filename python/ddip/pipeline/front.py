@@ -21,6 +21,7 @@ from ddip.pipeline.arguments import (
     clipping_of,
     refuse_other_counts,
     refuse_other_numbers,
+    refuse_other_order,
     refuse_other_stages,
     refuse_what_cannot_be_called,
 )
@@ -60,6 +61,7 @@ class Pipeline:
     schedule   seq, gpipe, 1f1b, interleaved, zb1, zbv, async_1f1b, virtual_async, 2bw, paci
     window     how many backwards each stage may owe when another forward begins, by stage; "textbook" is its distance from the last
                one; None: as wide as the measured links ask for, where there is an example, else the textbook's
+    order      plan, or ready: a stage does what has come first, a backward or a forward, instead of waiting for what the plan has next
     staleness  auto, or a policy: none, stash, msnag, … ("msnag+stash"); docs/staleness.md. staleness_options: what it can be told,
                as {"gap_decay": 0.99}
     optimizer  a function from a list of parameters to an optimizer, called once for each stage
@@ -93,6 +95,7 @@ class Pipeline:
         micro_batches: int = 8,
         accumulate: int = 1,
         window: str | Sequence[int] | None = None,
+        order: str = "plan",
         scheduler: MakeScheduler | None = None,
         clip: float | None = None,
         clipping: str = "auto",
@@ -155,7 +158,7 @@ class Pipeline:
         self.request: dict[str, Any] = {
             "schedule": schedule, "stages": len(self.modules), "rank_of_stage": self.placement, "edges": self.edges,
             "micro_batches": micro_batches, "accumulate": accumulate, "warmup": warmup, "flush_every": flush_every,
-            "window": [] if window is None or isinstance(window, str) else list(window),
+            "window": [] if window is None or isinstance(window, str) else list(window), "order": order,
         }  # fmt: skip
         if self.cut:
             measured = {"costs": self.cut.costs, "links": self.cut.links(self.edges)}
@@ -180,6 +183,7 @@ class Pipeline:
         self.notes: list[str] = list(self.plan.notes)  # what was asked for and is not so, for people
         self.policy_name, notes = chosen_policy(staleness, schedule, optimizer, self.modules, self.is_stale())
         self.notes += notes
+        refuse_other_order(order, self.policy_name, replicas, self.clipping if clip is not None else "local")
         self.policy_options = checked_options(self.policy_name, staleness_options or {})
         needs = self.make_policy().needs(native.StageOptimizer())
         self.request.update(predicts=needs.forward_weights, stashes=needs.stash)
@@ -187,6 +191,7 @@ class Pipeline:
             recompute = True
             self.notes.append("recompute=True: under autocast a kept graph would use the weights of its forward")
         self.micro_batches_done = 0  # in earlier runs
+        self._done: Any = None  # this rank's actions in the last one
         self._trained = [{name for name, p in module.named_parameters() if p.requires_grad} for module in self.modules]
         self._whole = True  # no run was stopped or has failed since the replicas were equal
         self.policies: dict[int, Any] = {}
@@ -270,7 +275,7 @@ class Pipeline:
             return Report([], [], 0.0, [], metrics.means(self.ranks), is_evaluation=not training)
         if training:
             self.plan = self.plan_of(len(source))
-            actions = engine().PlanActions(self.plan, self.place)
+            actions = self._done = engine().PlanActions(self.plan, self.place)
         else:
             actions = engine().forwards_only(self.edges, self.placement, self.place, len(source) * self.micro_batches)
         if training and self._writer:
@@ -293,6 +298,18 @@ class Pipeline:
                 "(.detach(), torch.no_grad() or .item() in a forward?)"
             )
         return report
+
+    def done_plan(self) -> Any:
+        """What the ranks did in the last run, as a plan that can be checked and drawn: order="ready" finds its order while it runs. All
+        ranks call it."""
+        if self._done is None:
+            raise ConfigError("nothing has run yet")
+        ranks = gather_objects(self._done.lines, self.ranks)
+        return (
+            self.plan.as_done(ranks[self.replica * self.width :][: self.width])
+            if self.plan.order == "ready"
+            else self.plan
+        )
 
     def _execute(self, actions: Any, training: bool, progress: Any) -> Any:
         modules = [self.modules[index] for index in self.mine]

@@ -107,7 +107,7 @@ class Writer:
             "staleness": pipe.policy_name, "options": pipe.policy_options, "micro_batches": self.micro_batches, "split": pipe.micro_batches,
             "accumulate": pipe.accumulate if pipe.asynchronous else pipe.accumulate * pipe.micro_batches,
             "optimizer": [stage["optimizer"] for stage in stages], "clip": pipe.clip, "precision": pipe.precision,
-            "order": "plan", "mean_staleness": [stage["mean_staleness"] for stage in stages],
+            "order": pipe.request["order"], "mean_staleness": [stage["mean_staleness"] for stage in stages],
             "threads": torch.get_num_threads(), "torch": torch.__version__,
             "capability": torch.backends.cpu.get_cpu_capability(), "seed": pipe.seed, "program": self.program,
             "initial": [stage["initial"] for stage in stages],

@@ -187,6 +187,17 @@ void Receiver::post() {
   }
 }
 
+std::optional<Completion> Receiver::awaited() {
+  if (!capacity_) {
+    if (!greeting_) greeting_ = start(sizeof(uint64_t), kGreeting);
+    if (!greeting_->completion.has_come()) return greeting_->completion;
+    learn_capacity({});
+  }
+  post();
+  if (waiting_.empty() || waiting_.front().completion.has_come()) return {};
+  return waiting_.front().completion;
+}
+
 Message Receiver::receive(const Poll& poll) {
   if (!capacity_) learn_capacity(poll);
   if (waiting_.empty() && expected_ == 0) throw ConfigError("a stage waits for a message that nobody announced");

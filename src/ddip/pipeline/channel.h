@@ -91,6 +91,8 @@ class Receiver {
   // So many messages will come before the next call: receives for them are posted as far as there are frames.
   void expect(int64_t messages) { expected_ += messages; }
   Message receive(const Poll& poll);
+  // What the next receive would wait for; nothing: its message is there.
+  std::optional<Completion> awaited();
 
   int64_t posted() const { return posted_; }
   // After a failure: takes everything that was sent.

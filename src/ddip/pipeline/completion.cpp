@@ -1,5 +1,7 @@
 #include "ddip/pipeline/completion.h"
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <list>
 
@@ -16,6 +18,24 @@ constexpr std::chrono::minutes kPatience(30);
 // A receive may be posted long before its message: as a thread's wait for it, that is no failure. (Gloo gives up all
 // its connections when one wait is over.)
 constexpr std::chrono::hours kForever(24 * 365);
+
+// Who waits for one of several is told of each that ends, in this process.
+struct Arrivals {
+  std::atomic<int> waiting{0};
+  std::mutex mutex;
+  std::condition_variable one_ended;
+
+  static Arrivals& get() {
+    static auto* arrivals = new Arrivals;  // threads may outlive what is destroyed at the end
+    return *arrivals;
+  }
+  void tell() {
+    if (waiting == 0) return;
+    // Whoever looked before this one ended has the lock until it sleeps.
+    std::lock_guard lock(mutex);
+    one_ended.notify_all();
+  }
+};
 
 }  // namespace
 
@@ -35,12 +55,19 @@ struct Completion::State {
       error = std::move(how);
     }
     changed.notify_all();
+    Arrivals::get().tell();
   }
 };
 
 bool Completion::is_done() const {
   std::lock_guard lock(state_->mutex);
   return state_->done;
+}
+
+bool Completion::has_come() const {
+  bool looked = false;
+  if (state_->helps) state_->helps->help([&] { return is_done() || std::exchange(looked, true); });
+  return is_done();
 }
 
 void Completion::wait(const Poll& poll) const {
@@ -56,6 +83,23 @@ void Completion::wait(const Poll& poll) const {
     lock.lock();
   }
   if (state_->error) std::rethrow_exception(state_->error);
+}
+
+void wait_for_any(const std::vector<Completion>& some, const Poll& poll) {
+  auto any = [&] { return std::ranges::any_of(some, &Completion::is_done); };
+  if (tensors::C10dBackend* helps = some.at(0).state_->helps) helps->help(any);
+  Arrivals& arrivals = Arrivals::get();
+  ++arrivals.waiting;
+  const std::shared_ptr<void> leaving(nullptr, [&](void*) { --arrivals.waiting; });
+  const auto begun = std::chrono::steady_clock::now();
+  std::unique_lock lock(arrivals.mutex);
+  while (!arrivals.one_ended.wait_for(lock, kBetweenPolls, any)) {
+    lock.unlock();
+    if (std::chrono::steady_clock::now() - begun > kPatience)
+      throw TimedOut("none of a pipeline's messages came within 30 minutes");
+    if (poll) poll();
+    lock.lock();
+  }
 }
 
 namespace {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "ddip/pipeline/after_stream.h"
 #include "ddip/tensors/communicator.h"
@@ -19,6 +20,8 @@ using Poll = std::function<void()>;
 class Completion {
  public:
   bool is_done() const;
+  // Likewise, after a look at what has come.
+  bool has_come() const;
   // Throws what the message ended with, or what `poll` threw; then it may be waited for again.
   void wait(const Poll& poll) const;
 
@@ -27,8 +30,13 @@ class Completion {
   struct State;
   explicit Completion(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
+  friend void wait_for_any(const std::vector<Completion>& some, const Poll& poll);
+
   std::shared_ptr<State> state_;
 };
+
+// Until one of them is done, however it ended. Throws what `poll` threw.
+void wait_for_any(const std::vector<Completion>& some, const Poll& poll);
 
 // Of one channel.
 class Completions {

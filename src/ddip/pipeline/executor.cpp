@@ -32,10 +32,6 @@ int first_tag(tensors::Communicator& ranks, int tags) {
   return static_cast<int>(kFirstMpiTag + begin);
 }
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 // An error of Python's has its traceback behind it; that is shown where it happened.
 std::string first_line(const char* text) {
   std::string line(text);
@@ -124,25 +120,35 @@ std::string Executor::place(const Action& action) const {
 }
 
 Record Executor::run(const std::vector<Action>& actions, const RunOptions& options) {
+  ready_ = false;
+  return run(actions, actions, options, [&] {
+    for (const Action& action : actions) perform(action, now());
+  });
+}
+
+Record Executor::run_ready(const schedule::Request& request, std::vector<Action>& actions, const RunOptions& options) {
+  ready_ = true;
+  schedule::ReadyOrder order(request, stages_.at(0).index);
+  std::vector<Action> done(actions.size());  // there are not more: what only the plan has is left out
+  Record record = run(actions, done, options, [&] { perform_ready(order, done); });
+  done.resize(record.size());
+  actions.swap(done);
+  return record;
+}
+
+Record Executor::run(const std::vector<Action>& planned, std::span<const Action> done, const RunOptions& options,
+                     const std::function<void()>& all) {
   options_ = options;
-  record_ = Record(actions);
+  record_ = Record(done);
   flights_.clear();
+  now_ = nullptr;
   uint64_t sent_before = 0;
   for (const auto& [link, sender] : senders_) sent_before += sender.bytes();
-  const Action* now = nullptr;
   try {
-    prepare(actions);
-    auto start = std::chrono::steady_clock::now();
-    record_.start = std::chrono::duration<double>(start.time_since_epoch()).count();
-    for (const Action& action : actions) {
-      now = &action;
-      poll();
-      Done done{.action = action, .begin = seconds_since(start)};
-      execute(action, done);
-      done.end = seconds_since(start);
-      record_.add(done);
-      if (options_.progress) options_.progress(record_);
-    }
+    prepare(planned);
+    started_ = std::chrono::steady_clock::now();
+    record_.start = std::chrono::duration<double>(started_.time_since_epoch()).count();
+    all();
     if (norms_) norms_->settle(poll_);
     for (auto& [link, sender] : senders_) sender.flush(poll_);
     if (stream_) stream_->check();
@@ -153,7 +159,7 @@ Record Executor::run(const std::vector<Action>& actions, const RunOptions& optio
     fail(failure.what());
     throw;
   } catch (const std::exception& failure) {
-    fail(fmt::format("{} (rank {}): {}", now ? place(*now) : "the pipeline", ranks_->rank(),
+    fail(fmt::format("{} (rank {}): {}", now_ ? place(*now_) : "the pipeline", ranks_->rank(),
                      first_line(failure.what())));
     throw;
   }
@@ -170,6 +176,54 @@ Record Executor::run(const std::vector<Action>& actions, const RunOptions& optio
   return std::move(record_);
 }
 
+double Executor::now() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
+}
+
+void Executor::perform(const Action& action, double begin) {
+  now_ = &action;
+  poll();
+  Done done{.action = action, .begin = begin};
+  execute(action, done);
+  done.end = now();
+  record_.add(done);
+  if (options_.progress) options_.progress(record_);
+}
+
+void Executor::perform_ready(schedule::ReadyOrder& order, std::vector<Action>& done) {
+  for (;;) {
+    const std::vector<Action> backward = order.backward(), forward = order.forward();
+    if (backward.empty() && forward.empty()) return;
+    double begin = now();  // the wait for whatever comes first is a part of its message
+    bool back = forward.empty();
+    if (!backward.empty() && !forward.empty()) {
+      for (;;) {
+        poll();
+        const std::optional<Completion> gradient = awaited(backward);
+        const std::optional<Completion> input = gradient ? awaited(forward) : gradient;
+        back = !gradient;
+        if (!gradient || !input) break;
+        wait_for_any({*gradient, *input}, poll_);
+      }
+    }
+    for (const Action& action : back ? backward : forward) {
+      Action& next = done.at(record_.size());
+      next = action;
+      perform(next, begin);
+      begin = now();
+    }
+    back ? order.did_backward() : order.did_forward();
+  }
+}
+
+std::optional<Completion> Executor::awaited(const std::vector<Action>& actions) {
+  for (const Action& action : actions) {
+    if (action.kind != Kind::receive) continue;
+    if (auto message = receivers_.at(link_of(action)).awaited()) return message;
+  }
+  return {};
+}
+
 void Executor::prepare(const std::vector<Action>& actions) {
   for (Stage& stage : stages_) {
     if (!stage.versions) continue;
@@ -183,7 +237,9 @@ void Executor::prepare(const std::vector<Action>& actions) {
       staleness += action.staleness;
     }
     double mean = reads.empty() ? 0 : staleness / static_cast<double>(reads.size());
-    stage.versions->begin(options_.training ? reads : std::vector<int64_t>{}, mean, std::max(options_.step_size, 1));
+    // Every forward of an order that is found reads the newest weights, whichever those are.
+    if (ready_ || !options_.training) reads.clear();
+    stage.versions->begin(reads, mean, std::max(options_.step_size, 1));
   }
   std::map<size_t, int64_t> coming;  // by link
   std::map<int, int64_t> steps;      // by stage

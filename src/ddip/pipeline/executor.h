@@ -6,11 +6,13 @@
 // again.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,6 +24,7 @@
 #include "ddip/pipeline/split_backward.h"
 #include "ddip/pipeline/stage.h"
 #include "ddip/pipeline/wiring.h"
+#include "ddip/schedule/ready.h"
 
 namespace ddip::pipeline {
 
@@ -51,6 +54,9 @@ class Executor {
   // All ranks together. Throws what a stage threw, or StageFailed. The record speaks of `actions`, which must outlive
   // it.
   Record run(const std::vector<schedule::Action>& actions, const RunOptions& options);
+  // Likewise, but each rank does what is there (schedule/ready.h). `request`: the plan's. `actions`: what the plan has
+  // for this rank; afterwards what was done instead, which the record speaks of.
+  Record run_ready(const schedule::Request& request, std::vector<schedule::Action>& actions, const RunOptions& options);
 
   // Before its end, by who holds a lock that threads of ours may want: none of them is left when it returns.
   void end_messages();
@@ -97,6 +103,14 @@ class Executor {
   void step(Stage& stage, const Counts& all, std::optional<double> norm, double clip, Done& done);
   Ring ring_of(const Stage& stage);
 
+  // `planned`: what has to be prepared for. `done`: what the record speaks of.
+  Record run(const std::vector<schedule::Action>& planned, std::span<const schedule::Action> done,
+             const RunOptions& options, const std::function<void()>& all);
+  void perform(const schedule::Action& action, double begin);
+  double now() const;  // seconds since the run's beginning
+  void perform_ready(schedule::ReadyOrder& order, std::vector<schedule::Action>& done);
+  // The first message of these actions that has not come.
+  std::optional<Completion> awaited(const std::vector<schedule::Action>& actions);
   void prepare(const std::vector<schedule::Action>& actions);
   void poll();
   void fail(const std::string& why);
@@ -119,6 +133,9 @@ class Executor {
   std::unique_ptr<AfterStream> stream_;  // where tensors go by lanes; it ends before the channels that it calls
   // of one run
   RunOptions options_;
+  bool ready_ = false;                     // the order of actions is found while it runs
+  const schedule::Action* now_ = nullptr;  // for people
+  std::chrono::steady_clock::time_point started_;
   Record record_;
   std::map<std::pair<int, int64_t>, Flight> flights_;
   std::set<int> split_stages_;  // the plan has their backwards in two parts

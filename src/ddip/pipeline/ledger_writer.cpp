@@ -271,7 +271,7 @@ void LedgerWriter::write(const std::map<int, json>& about, int64_t micro_batches
               {"optimizer", json::array()},
               {"clip", settings_.options.clip > 0 ? json(settings_.options.clip) : json()},
               {"precision", settings_.options.precision},
-              {"order", "plan"},
+              {"order", settings_.options.order},
               {"mean_staleness", json::array()},
               {"threads", at::get_num_threads()},
               {"torch", TORCH_VERSION},

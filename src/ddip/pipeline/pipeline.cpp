@@ -241,7 +241,9 @@ Record Pipeline::Inside::execute(bool training) {
                            .seed = settings.options.seed + (static_cast<uint64_t>(settings.replica) << 32),
                            .first_micro_batch = training ? micro_batches_done : 0,
                            .step_size = settings.synchronous() ? 0 : settings.options.accumulate};
-  if (training) return executor->run(settings.plan.ranks.at(static_cast<size_t>(settings.place)), options);
+  auto& own = settings.plan.ranks.at(static_cast<size_t>(settings.place));
+  if (training && settings.options.order == "ready") return executor->run_ready(settings.plan.request, own, options);
+  if (training) return executor->run(own, options);
   evaluated = forwards_only(settings.request.edges, settings.request.rank_of_stage, settings.place, source->size());
   return executor->run(evaluated, options);
 }

@@ -48,6 +48,10 @@ TEST(CppPipeline, what_cannot_be_is_refused_in_one_line_that_says_what_was_expec
     says(made({.precision = "fp16"}), "precision=\"fp16\": expected one of fp32, bf16");
     says(made({.clip = 1, .clipping = "globall"}), "did you mean global?");
     says(made({.replicas = 3}), "replicas=3: expected a divisor of the group's 2 ranks");
+    says(made({.schedule = "1f1b", .order = "ready"}), "order=\"ready\": 1f1b has one order; expected async_1f1b");
+    says(made({.staleness = "spike", .order = "ready"}), "order=\"ready\": spike reckons with the plan's mean");
+    says(made({.order = "ready", .replicas = 2}), "order=\"ready\" is of one pipeline; expected replicas=1");
+    says(made({.order = "ready", .clip = 1, .clipping = "global"}), "norms; expected clipping=\"local\"");
     says(made({.placement = {0, 0}}), "2 stages on ranks [0, 0] leave some of the pipeline's 2 ranks without a stage");
     says(made({}, [](auto parameters) { return std::make_unique<torch::optim::LBFGS>(parameters); }), "LBFGS");
     says(made({},

@@ -337,6 +337,8 @@ TEST(CppPipeline, ledgers_for_replay) {
       {"two groups", {.schedule = "async_1f1b", .staleness = "msnag"}},
       {"sgd",
        {.schedule = "async_1f1b", .staleness = "stash", .accumulate = 5}},  // 12 micro-batches: two are left over
+      {"sgd", {.schedule = "async_1f1b", .staleness = "msnag", .order = "ready", .window = {4, 0}}},
+      {"adam", {.schedule = "async_1f1b", .staleness = "adam", .accumulate = 2, .order = "ready", .window = {5, 0}}},
   };
   on_ranks(2, [&](const auto& ranks) {
     int number = 0;

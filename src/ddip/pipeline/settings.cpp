@@ -91,6 +91,21 @@ void choose_policy(Settings& settings, const MakeOptimizer& make, const std::vec
   settings.request.needs = {.predicts = needs.forward_weights, .stashes = needs.stash};
 }
 
+// What only a pipeline knows of it; the rest is schedule's.
+void require_order(const Settings& settings) {
+  const PipelineOptions& options = settings.options;
+  if (options.order != "ready") return;
+  for (const char* policy : {"pipemare", "spike"}) {
+    if (settings.has_policy(policy))
+      throw ConfigError(fmt::format(
+          "order=\"ready\": {} reckons with the plan's mean staleness; expected another policy, or order=\"plan\"",
+          policy));
+  }
+  if (options.replicas > 1) throw ConfigError("order=\"ready\" is of one pipeline; expected replicas=1");
+  if (options.clip > 0 && options.clipping == "global")
+    throw ConfigError("order=\"ready\": stages do not wait for each other's norms; expected clipping=\"local\"");
+}
+
 int most_stale(const schedule::Plan& plan) {
   int most = 0;
   for (const auto& actions : plan.ranks) {
@@ -135,7 +150,8 @@ std::string Settings::fingerprint() const {
                         request.window,   request.micro_batches, request.accumulate,    request.max_staleness,
                         request.warmup,   request.flush_every,   request.switch_at,     options.staleness,
                         options.seed,     options.precision,     options.replicas,      options.clipping,
-                        options.clip,     options.recompute,     policy_options(),      options.gaps}
+                        options.clip,     options.recompute,     policy_options(),      options.gaps,
+                        options.order}
       .dump();
 }
 
@@ -156,7 +172,8 @@ Settings decided(PipelineOptions asked, size_t stages, int rank, int world, cons
                       .max_staleness = options.max_staleness,
                       .warmup = options.warmup,
                       .flush_every = options.flush_every,
-                      .switch_at = options.switch_at};
+                      .switch_at = options.switch_at,
+                      .order = options.order};
   // Long enough that its last steps are like those of any longer run.
   const int64_t enough = std::max<int64_t>(8, 3 * int64_t{options.accumulate} / std::max(options.micro_batches, 1) + 1);
   settings.plan = settings.plan_of(enough + options.warmup + std::max<int64_t>(options.switch_at, 0));
@@ -164,6 +181,7 @@ Settings decided(PipelineOptions asked, size_t stages, int rank, int world, cons
   if (options.clipping == "auto") options.clipping = settings.synchronous() && options.clip > 0 ? "global" : "local";
   settings.norm_delay = settings.synchronous() ? 0 : 1 + most_stale(settings.plan);
   choose_policy(settings, make, parameters);
+  require_order(settings);
   if (options.precision != "fp32" && settings.is_stale() && !settings.request.needs.stashes && !options.recompute) {
     options.recompute = true;
     settings.notes.emplace_back("recompute=true: under autocast a kept graph would use the weights of its forward");

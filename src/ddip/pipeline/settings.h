@@ -21,6 +21,8 @@ struct PipelineOptions {
   int micro_batches = 8;                 // of a batch
   // Synchronous: batches of a step; asynchronous: micro-batches of a step.
   int accumulate = 1;
+  // plan, or ready: a rank does what has come first, a backward or a forward (docs/pipeline.md)
+  std::string order = "plan";
   std::vector<int> window;         // by stage: how far forwards may run ahead of backwards; empty: the textbook's depth
   pipeline::RateFactor scheduler;  // of the rates, by step; empty: they stay
   double clip = 0;                 // largest norm of a step's gradient; 0: any

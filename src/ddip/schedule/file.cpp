@@ -38,6 +38,7 @@ void visit_fields(Visitor&& visit, PlanType& plan) {
   visit("warmup", request.warmup, false);
   visit("flush_every", request.flush_every, false);
   visit("switch_at", request.switch_at, false);
+  visit("order", request.order, false);
   visit("predicts", request.needs.predicts, false);
   visit("stashes", request.needs.stashes, false);
   visit("costs", request.costs.stages, false);

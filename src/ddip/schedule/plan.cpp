@@ -9,6 +9,7 @@
 #include "ddip/schedule/counts.h"
 #include "ddip/schedule/messages.h"
 #include "ddip/schedule/orders/whole_run.h"
+#include "ddip/schedule/ready.h"
 #include "ddip/schedule/run.h"
 #include "ddip/schedule/segments.h"
 #include "ddip/schedule/weights.h"
@@ -80,8 +81,13 @@ Plan make_plan(const Request& request) {
   number_versions(plan.request, plan.ranks);
   insert_policy_actions(plan.request, plan.ranks);
   insert_messages(plan.request, plan.ranks);
-  plan.capacity = plan.request.capacity.empty() ? roomy(plan) : plan.request.capacity;
+  const bool any_order = plan.request.order == "ready";
+  if (any_order)
+    make_room_for_any_order(plan);
+  else
+    plan.capacity = plan.request.capacity.empty() ? roomy(plan) : plan.request.capacity;
   insert_retires(plan.request, plan.capacity, plan.ranks);
+  if (any_order) return plan;
   plan.activations = most_activations(plan);
   plan.versions = most_versions(plan);
   return plan;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "ddip/base/error.h"
 #include "ddip/base/nearest_name.h"
@@ -127,6 +128,20 @@ void check_schedule(const Request& request) {
   }
 }
 
+void check_order(const Request& request) {
+  static const std::vector<std::string> names = {"plan", "ready"};
+  if (request.order == "plan") return;
+  if (request.order != "ready")
+    throw ConfigError(
+        fmt::format("order={:?}: expected plan or ready{}", request.order, did_you_mean(request.order, names)));
+  if (is_synchronous(request.schedule) || reads_one_step_behind(request.schedule))
+    throw ConfigError(
+        fmt::format("order=\"ready\": {} has one order; expected async_1f1b, virtual_async or paci", request.schedule));
+  const std::set<int> ranks(request.rank_of_stage.begin(), request.rank_of_stage.end());
+  if (ranks.size() != request.rank_of_stage.size())
+    throw ConfigError("order=\"ready\": several stages are on one rank; expected a rank for each");
+}
+
 }  // namespace
 
 int Request::ranks() const {
@@ -184,6 +199,7 @@ Request completed(Request request) {
   check_costs(request);
   check_phases(request);
   check_schedule(request);
+  check_order(request);
   require_size("capacity", request.capacity, request.edges.size() * 2, "edge and direction");
   for (const int frames : request.capacity) require_range("capacity", frames, 0, kMostMicroBatches);
   return request;

@@ -45,6 +45,10 @@ struct Request {
   int64_t flush_every = 0;  // a drain after each so many; synchronous schedules have it too. 0: none
   int64_t switch_at = -1;   // synchronous from this one on. -1: never
 
+  // plan: the order of each rank is in its list. ready: a rank does what has come first (ready.h); its list is what it
+  // would do if nothing ever came late.
+  std::string order = "plan";
+
   Needs needs;
   std::vector<int> capacity;  // by channel (channel_of); empty: what full speed needs, and one more
   Costs costs;
