@@ -38,6 +38,7 @@ def pipe_of(stages, window, order):
     return ddip.Pipeline([Works(stage) for stage in range(stages)], loss=torch.nn.functional.mse_loss, window=window, order=order,
                          optimizer=lambda p: torch.optim.SGD(p, 0.01, momentum=0.9), staleness="msnag", micro_batches=8)
 
+torch.manual_seed(0)
 data = [(torch.randn(8, 8), torch.randn(8, 8)) for _ in range(20)]
 
 def measured(pipe):

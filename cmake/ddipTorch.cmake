@@ -18,13 +18,15 @@ function(ddip_find_torch result)
 endfunction()
 
 function(ddip_use_torch target folder)
-  # libtorch_cpu exports functions of std::filesystem, of the compiler that it was built with: remove_all crashes in them
-  # beside another one's. The C++ library is asked before torch.
-  target_link_options(${target} INTERFACE "SHELL:-Wl,--push-state,--no-as-needed -lstdc++ -Wl,--pop-state")
   target_include_directories(${target} SYSTEM INTERFACE ${folder}/include ${folder}/include/torch/csrc/api/include)
   # torch brings fmt's headers, of another version than the library on this machine, and they come first.
   target_compile_definitions(${target} INTERFACE USE_DISTRIBUTED USE_C10D USE_C10D_GLOO FMT_HEADER_ONLY)
-  foreach(library torch torch_cpu c10)
+  # libtorch_cpu exports functions of std::filesystem, of the compiler that it was built with: remove_all crashes in them
+  # beside another one's. The C++ library comes first, be it shared or an archive.
+  target_link_libraries(${target} INTERFACE stdc++)
+  # torch's CUDA half is loaded because libtorch.so asks for it, though nothing of ours names a symbol of it.
+  target_link_libraries(${target} INTERFACE "-Wl,--push-state,--no-as-needed,${folder}/lib/libtorch.so,--pop-state")
+  foreach(library torch_cpu c10)
     target_link_libraries(${target} INTERFACE ${folder}/lib/lib${library}.so)
   endforeach()
   target_link_directories(${target} INTERFACE ${folder}/lib)

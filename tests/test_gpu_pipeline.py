@@ -145,3 +145,10 @@ def test_a_gpu_that_fails_in_one_stage_ends_all_of_them(recompute: bool) -> None
         assert "StageFailed" in error.value.tracebacks[0]
         group.run("y = torch.ones(64, device='cuda').sum().item()", ranks=[0])
         assert group.pull("y", rank=0) == 64
+
+
+def test_stages_that_do_what_has_come_first(stages: ddip.Group) -> None:
+    call = "p.pipe_of([part.to(ddip.device()) for part in p.mlp(2)], staleness='msnag', window=[4, 0], order='ready')"
+    stages.run(f"pipe = {call}; losses = pipe.run(p.data(1, 12) * 60).losses; done = pipe.done_plan()")
+    for result in stages.run("(done.check().error, losses[-1] < 0.8 * losses[0])"):
+        assert result.value == ("", True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import mpirun
-from support.linking import asks_torch_before_the_cpp_library
+from support.linking import loads_all_of_torch, takes_filesystem_from_torch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 pytestmark = pytest.mark.timeout(400)
@@ -59,8 +59,9 @@ LAUNCHERS = {
 }
 
 
-def test_functions_of_the_cpp_library_are_not_torchs(programs: Path) -> None:
-    assert not asks_torch_before_the_cpp_library(programs / "pipeline")
+def test_functions_of_the_cpp_library_are_not_torchs_and_torch_is_whole(programs: Path) -> None:
+    assert not takes_filesystem_from_torch(programs / "pipeline")
+    assert loads_all_of_torch(programs / "pipeline")
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "ddip run", pytest.param("mpirun", marks=mpirun.there)])

@@ -11,9 +11,9 @@ from typing import Any
 
 import pipelines as p
 import torch
+from ddip.replicas import gather_objects
 
 import ddip
-from ddip.replicas import gather_objects
 
 
 class Waits(torch.nn.Module):
