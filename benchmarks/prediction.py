@@ -1,5 +1,5 @@
 """Bytes that each staleness policy's prediction moves per second, beside torch's copy_ of as many bytes, in turn. Says
-first whether code of our own serves the device, and if not, why. (L2 decay of Adam and NAdam: on a GPU only.)
+first whether code of our own serves the device, and if not, why.
 
 python benchmarks/prediction.py [--device cuda] [--count 16777216] [--rounds 20]
 """

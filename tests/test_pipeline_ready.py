@@ -76,17 +76,6 @@ def test_what_was_done_is_a_right_plan_and_can_be_drawn(three: ddip.Group) -> No
         assert "rank 1" in three.run(f"r.check_without(pipe, 1, {kind!r})")[0].value
 
 
-def test_a_wide_window_makes_nothing_staler_than_it_has_to_be(two: ddip.Group, tmp_path: Path) -> None:
-    # Forward k of the first stage begins when the second one has stepped k-1 times: the gradients have come by then.
-    make = f"r.held_back({str(tmp_path)!r} + '/{{order}}', 2, 1, lambda k: k - 1, order='{{order}}', window=[3, 0], staleness='msnag')"
-    found = {}
-    for order in ("plan", "ready"):
-        two.run(f"pipe = {make.format(order=order)}; pipe.run(p.data(5, 12)); done = pipe.done_plan()")
-        assert two.run("done.check().ok")[0].value
-        found[order] = two.run("r.stalest(done, 0)")[0].value
-    assert found["plan"] == 3 and found["ready"] <= 2
-
-
 def test_a_stage_whose_input_is_late_does_what_is_there(three: ddip.Group, tmp_path: Path) -> None:
     # By the plan the second stage does F4 before B3. The first one gives it F4 only when it has done B3.
     held = "r.held_back({path!r}, 3, 1, lambda k: 4 if k == 4 else 0, patience={patience}, order={order!r}, staleness='msnag')"

@@ -372,10 +372,13 @@ def test_adam_predictions_have_the_bits_of_the_stated_operations(
         assert same_bits(found, adaptive_by_formula(lab, moment, with_pending=policy == "aggmsnag"))
 
 
-@pytest.mark.parametrize(("policy", "rule"), [("adam", "adam"), ("adamw", "adamw"), ("aggmsnag", "nadam")])
-def test_large_adam_predictions_have_the_same_bits_too(policy: str, rule: str) -> None:
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+@pytest.mark.parametrize(
+    ("policy", "rule"), [("adam", "adam"), ("adamw", "adamw"), ("nadam", "nadam"), ("aggmsnag", "nadam")]
+)
+def test_large_adam_predictions_have_the_same_bits_too(policy: str, rule: str, decay: float) -> None:
     torch.set_num_threads(2)
-    lab = Lab(rule, 1, torch.float32, LARGE, lr=0.01)
+    lab = Lab(rule, 1, torch.float32, LARGE, lr=0.01, weight_decay=decay)
     moment = engine.StageMoment(staleness=2, rates=lab.rates(2), pending=lab.flat(), pending_micro_batches=1)
     moment.pending_samples, moment.accumulate = 3, 2
     found = predicted(policy, lab.stage(), moment)

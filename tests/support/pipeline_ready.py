@@ -66,10 +66,6 @@ def order_of(plan: Any, rank: int) -> str:
     return " ".join(f"{names[one.kind]}{one.micro_batch}" for one in plan.ranks[rank] if one.kind in names)
 
 
-def stalest(plan: Any, stage: int) -> int:
-    return max(one.staleness for one in plan.ranks[stage] if one.kind == "forward")
-
-
 def check_without(pipe: ddip.Pipeline, rank: int, kind: str) -> str:
     """What is said of the last run if one action of a rank had not been done."""
     done = gather_objects(pipe._done.lines, pipe.ranks)

@@ -199,9 +199,10 @@ void Executor::perform_ready(schedule::ReadyOrder& order, std::vector<Action>& d
     if (!backward.empty() && !forward.empty()) {
       for (;;) {
         poll();
-        const std::optional<Completion> gradient = awaited(backward);
-        const std::optional<Completion> input = gradient ? awaited(forward) : gradient;
-        back = !gradient;
+        // The forward first, as in the plan: the stages behind wait for it.
+        const std::optional<Completion> input = awaited(forward);
+        const std::optional<Completion> gradient = input ? awaited(backward) : input;
+        back = input && !gradient;
         if (!gradient || !input) break;
         wait_for_any({*gradient, *input}, poll_);
       }

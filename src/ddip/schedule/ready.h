@@ -1,7 +1,6 @@
-// order="ready": a stage does what is there. Its window, steps and versions are those of the plan; whether a backward
-// or a forward comes next is found while it runs: a backward as soon as its gradient has come, else a forward whose
-// input has come. So nobody waits for one message while another is there, and weights are no staler than it takes to
-// keep the stage busy.
+// order="ready": a stage does what is there. Its window, steps and versions are those of the plan; whether a forward or
+// a backward comes next is found while it runs: what the plan would do, a forward where the window allows one, unless
+// its message has not come and the other's has. So nobody waits for one message while another is there.
 #pragma once
 
 #include <cstdint>

@@ -120,6 +120,19 @@ void fused_adaptive(at::Tensor& out, const at::Tensor& weights, const at::Tensor
 void fused_steps(at::Tensor& out, const at::Tensor& weights, const at::Tensor& first, const at::Tensor& second,
                  const at::Tensor& all_pending, const AdaptiveSteps& by) {
   const at::Tensor pending = by.through_moments ? term(all_pending, by.pending) : at::Tensor();
+#ifdef DDIP_HAS_AVX2_KERNELS
+  if (on_processor(out)) {
+    std::vector<avx2::Steps::One> steps;
+    for (const auto& [kept, root, moment, gradient] : by.steps)
+      steps.push_back({static_cast<float>(kept), static_cast<float>(root), static_cast<float>(moment),
+                       static_cast<float>(gradient)});
+    return in_threads(avx2::Steps{floats(weights), floats(first), floats(second), floats(pending), steps.data(),
+                                  static_cast<int64_t>(steps.size()), static_cast<float>(by.eps),
+                                  static_cast<float>(by.first), static_cast<float>(by.decay),
+                                  static_cast<float>(by.pending), by.through_moments, by.moves_by_gradient},
+                      out, out.numel() >= kStreamingFrom);
+  }
+#endif
   if (on_gpu(out) && cuda::steps(out, weights, first, second, pending, by)) return;
   at::Tensor moment = by.through_moments ? first.clone() : first, denominator, before;
   out.copy_(weights);

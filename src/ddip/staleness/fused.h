@@ -31,7 +31,6 @@ void fused_adaptive(at::Tensor& out, const at::Tensor& weights, const at::Tensor
 // For each step: w.mul_(kept); before = w; denominator = nearest_root(u).mul_(root).add_(eps);
 // if through_moments: m = torch.mul(m, first).add_(w, alpha=decay), in the first step .add_(φ, alpha=pending);
 // if moves_by_gradient: w.addcdiv_(before, denominator, value=gradient); w.addcdiv_(m, denominator, value=moment).
-// One pass on a GPU only.
 struct AdaptiveSteps {
   struct One {
     double kept, root, moment, gradient;

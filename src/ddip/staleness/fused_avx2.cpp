@@ -75,6 +75,24 @@ void Adaptive::write(float* out, int64_t begin, int64_t end, bool streaming) con
   });
 }
 
+void Steps::write(float* out, int64_t begin, int64_t end, bool streaming) const {
+  const Steps by = *this;
+  write_each(out, begin, end, streaming, [by]<typename V>(V, int64_t index) {
+    V weights = V::load(by.weights + index), moment = V::load(by.first_moment + index);
+    const V root = root_of(V::load(by.second + index));
+    for (int64_t k = 0; k < by.count; ++k) {
+      const One step = by.steps[k];
+      if (step.kept != 1) weights = weights * V::all(step.kept);
+      const V before = weights, denominator = root * V::all(step.root) + V::all(by.eps);
+      if (by.through_moments) moment = fma(V::all(by.decay), weights, moment * V::all(by.first));
+      if (by.pending && k == 0) moment = fma(V::all(by.pending_weight), V::load(by.pending + index), moment);
+      if (by.moves_by_gradient) weights = weights + V::all(step.gradient) * before / denominator;
+      weights = weights + V::all(step.moment) * moment / denominator;
+    }
+    return weights;
+  });
+}
+
 void Gap::write(float* out, int64_t begin, int64_t end, bool streaming) const {
   const Gap terms = *this;
   write_each(out, begin, end, streaming, [terms]<typename V>(V, int64_t index) {

@@ -21,6 +21,20 @@ struct Adaptive {
   void write(float* out, int64_t begin, int64_t end, bool streaming) const;
 };
 
+// For each step: w = kept·w; d = √second·root + eps; through the moments m = fma(decay, w, first·m), in the first step
+// fma(pending_weight, pending, m); out = w + (moment·m)/d, and (gradient·w)/d where that moves it, too.
+struct Steps {
+  struct One {
+    float kept, root, moment, gradient;
+  };
+  const float *weights, *first_moment, *second, *pending;
+  const One* steps;
+  int64_t count;
+  float eps, first, decay, pending_weight;
+  bool through_moments, moves_by_gradient;
+  void write(float* out, int64_t begin, int64_t end, bool streaming) const;
+};
+
 // out = gradient / (|now − used| / unit + 1); out may be gradient.
 struct Gap {
   const float *gradient, *now, *used, *unit;
