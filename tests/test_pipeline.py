@@ -467,9 +467,10 @@ def test_under_autocast_a_policy_without_stash_recomputes(two: ddip.Group, stale
     assert last < 0.8 * first
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_shapes_may_change_from_batch_to_batch(two: ddip.Group, schedule: str) -> None:
-    for result in two.run(f"p.changing_shapes({schedule!r})"):
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+@pytest.mark.parametrize("schedule", ["seq", "gpipe", "1f1b"])
+def test_shapes_may_change_from_batch_to_batch(two: ddip.Group, schedule: str, backend: str) -> None:
+    for result in two.run(f"p.changing_shapes({schedule!r}, ranks=ddip.comm({backend!r}))"):
         assert result.value < 1e-13
 
 

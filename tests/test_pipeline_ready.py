@@ -64,6 +64,23 @@ def test_over_gloo_where_threads_wait_for_messages(two: ddip.Group, tmp_path: Pa
     assert [result.value for result in two.run(call)] == ["identical"] * 2
 
 
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_messages_that_grow(three: ddip.Group, backend: str) -> None:
+    for result in three.run(f"r.growing(ddip.comm({backend!r}))"):
+        assert result.value == ("", 24)
+
+
+def test_skips_to_the_last_stage_empty_micro_batches_and_an_evaluation(three: ddip.Group, tmp_path: Path) -> None:
+    path = str(tmp_path / "ledger")
+    three.run("import pipeline_borders")
+    for staleness in ("msnag", "stash"):
+        call = f"pipeline_borders.skips_replayed({path!r}, 'async_1f1b', {staleness!r}, [2, 3, -1], [0, 1, 2], order='ready', window=[5, 2, 0])"
+        assert [result.value for result in three.run(call)] == ["identical"] * 3
+    # 7 samples in 12 parts
+    call = f"p.replayed({path!r}, 'async_1f1b', 'msnag', stages=3, micro_batches=12, order='ready', window=[9, 4, 0], gaps=True)"
+    assert [result.value for result in three.run(call)] == ["identical"] * 3
+
+
 def test_what_was_done_is_a_right_plan_and_can_be_drawn(three: ddip.Group) -> None:
     three.run("pipe = p.pipe_of(p.mlp(3), 'async_1f1b', window=[5, 2, 0], order='ready', staleness='msnag+stash')")
     three.run("pipe.run(p.data(20, 12)); done = pipe.done_plan()")
@@ -91,6 +108,16 @@ def test_a_stage_whose_input_is_late_does_what_is_there(three: ddip.Group, tmp_p
     assert order.index("B3") < order.index("F4")
 
 
+def test_a_window_wider_than_the_first_batches(two: ddip.Group) -> None:
+    # One micro-batch a batch: the plan that a pipeline is made with must not be shorter than the window.
+    for order in ("plan", "ready"):
+        two.run(
+            f"pipe = p.pipe_of(p.mlp(2), window=[40, 0], micro_batches=1, order={order!r}, ranks=ddip.comm('gloo'))"
+        )
+        assert len(two.run("pipe.run(p.data(60, 3)).losses")[0].value) == 60
+        assert min(two.run("pipe._frames")[0].value) >= (41 if order == "ready" else 2)
+
+
 def test_a_stage_that_raises_ends_all_of_them_and_they_run_again(three: ddip.Group) -> None:
     three.run(
         "pipe = p.pipe_of([*p.mlp(3)[:2], pipeline_failures.FailsAt(11)], 'async_1f1b', order='ready', window=[5, 2, 0])"
@@ -99,8 +126,11 @@ def test_a_stage_that_raises_ends_all_of_them_and_they_run_again(three: ddip.Gro
         three.run("pipe.run(p.data(5, 12))")
     assert "ValueError: no more today" in error.value.tracebacks[2]
     assert "stage 2 (FailsAt), forward of micro-batch 10 (rank 2)" in error.value.tracebacks[0]
+    with pytest.raises(ddip.RankError, match="there is no run that came to its end"):
+        three.run("pipe.done_plan()")
     losses = three.run("pipe.run(p.data(3, 12)).losses")
     assert len(losses[0].value) == 3 and losses[0].value == losses[2].value
+    assert three.run("pipe.done_plan().check().error")[1].value == ""
 
 
 def test_stop_and_a_killed_rank_are_noticed_while_it_waits(tmp_path: Path) -> None:
@@ -132,6 +162,7 @@ def test_stop_and_a_killed_rank_are_noticed_while_it_waits(tmp_path: Path) -> No
     ("options", "said"),
     [
         ("schedule='1f1b'", 'order="ready": 1f1b has one order; expected async_1f1b, virtual_async or paci'),
+        ("replicas=2", "order='ready' is of one pipeline; expected replicas=1"),
         ("order='redy'", 'order="redy": expected plan or ready; did you mean ready?'),
         ("placement=[0, 1, 0]", 'order="ready": several stages are on one rank; expected a rank for each'),
         (

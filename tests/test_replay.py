@@ -783,7 +783,6 @@ def swap_versions(ledger: Ledger) -> None:
 
 def change_n(by: int) -> Callable[[Ledger], None]:
     def change(ledger: Ledger) -> None:
-        ledger.header["order"] = "ready"  # so that the count alone does not betray it: the bits must
         seen = of(ledger, "forward", is_predicted)[0].values["weights"]
         seen["n"] += by
         seen["rates"] = [[*rates, rates[-1]][: seen["n"]] for rates in seen["rates"]]
@@ -884,7 +883,7 @@ LIES: list[tuple[str, str, str, Callable[[Ledger], None]]] = [
     ("none", "sgd", "two versions swapped", swap_versions),
     ("stash", "sgd", "two versions swapped", swap_versions),
     ("msnag", "sgd", "two versions swapped", swap_versions),
-    *((p, o, f"n {by:+}", change_n(by)) for p, o in (
+    *((p, o, f"n {by:+}, by the bits", change_n(by)) for p, o in (
         ("msnag", "sgd"), ("aggmsnag", "sgd"), ("lwp", "sgd"), ("adam", "adam"), ("adamw", "adamw"), ("nadam", "nadam"),
     ) for by in (1, -1)),
     ("none", "sgd", "n of a forward that predicts nothing", say_other_n),
@@ -927,8 +926,15 @@ LIES: list[tuple[str, str, str, Callable[[Ledger], None]]] = [
     ("policy", "optimizer", "lie", "change"), LIES, ids=[f"{p}-{o}-{lie}" for p, o, lie, _ in LIES]
 )
 def test_a_planted_lie_is_found(
-    policy: str, optimizer: str, lie: str, change: Callable[[Ledger], None], tmp_path: Path
+    policy: str,
+    optimizer: str,
+    lie: str,
+    change: Callable[[Ledger], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if "by the bits" in lie:  # so that the count alone does not betray it
+        monkeypatch.setattr(Interpreter, "_compare_staleness", lambda *_: None)
     ledger = run(policy, optimizer, accumulate=3 if change is swap_backwards else 2).ledger
     change(ledger)
     result = again(ledger, tmp_path)

@@ -89,3 +89,18 @@ def steps_between(path: str) -> list[tuple[int, int]]:
             said, before = began.pop(key)
             found.append((said, steps.get(stage, 0) - before))
     return found
+
+
+def growing(ranks: Any) -> tuple[str, int]:
+    """Sequences that become longer and longer: a message is larger than any before it. What is wrong with the order, and how many
+    micro-batches there were."""
+    parts = p.of_any_length()
+    parts = [parts[0], torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.Tanh()).double(), *parts[1:]]
+    batches = [
+        (torch.zeros(8, length, 6, dtype=torch.float64), torch.zeros(8, 3, dtype=torch.float64))
+        for length in range(20, 500, 80)
+    ]
+    pipe = p.pipe_of(parts, "async_1f1b", order="ready", staleness="msnag", ranks=ranks)
+    pipe.run(batches)
+    done = pipe.done_plan()
+    return done.check().error, len([one for one in done.ranks[1] if one.kind == "backward"])

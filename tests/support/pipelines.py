@@ -206,7 +206,7 @@ def of_any_length() -> list[torch.nn.Module]:
     return [first.double(), last.double()]
 
 
-def changing_shapes(schedule: str) -> float:
+def changing_shapes(schedule: str, **options: Any) -> float:
     """Sequences whose length changes from batch to batch: shorter and longer than the first."""
     generator = torch.Generator().manual_seed(8)
     batches = [
@@ -216,7 +216,7 @@ def changing_shapes(schedule: str) -> float:
         )
         for length in (5, 1, 60, 7, 200, 5)
     ]
-    pipe = pipe_of(of_any_length(), schedule)
+    pipe = pipe_of(of_any_length(), schedule, **options)
     expected = torch.nn.Sequential(*of_any_length())
     optimizer = sgd(list(expected.parameters()))
     pipe.run(batches)

@@ -50,7 +50,7 @@ def clipping_of(asked: str, clip: float | None, asynchronous: bool) -> str:
     return ("local" if asynchronous else "global") if asked == "auto" else asked
 
 
-def refuse_other_order(order: str, policy: str, replicas: int, clipping: str) -> None:
+def refuse_other_order(order: str, policy: str, clipping: str) -> None:
     """What only a pipeline knows of it; the rest the plan refuses."""
     if order != "ready":
         return
@@ -59,7 +59,5 @@ def refuse_other_order(order: str, policy: str, replicas: int, clipping: str) ->
             raise ConfigError(
                 f"order='ready': {means} reckons with the plan's mean staleness; expected another policy, or order='plan'"
             )
-    if replicas > 1:
-        raise ConfigError("order='ready' is of one pipeline; expected replicas=1")
     if clipping == "global":
         raise ConfigError("order='ready': stages do not wait for each other's norms; expected clipping='local'")

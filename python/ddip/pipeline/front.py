@@ -147,6 +147,8 @@ class Pipeline:
                 f"{len(self.modules)} stages on ranks {self.placement} leave some of the pipeline's {self.width} ranks without a stage"
             )
         refuse_other_numbers(clip, seed)
+        if order == "ready" and replicas > 1:
+            raise ConfigError("order='ready' is of one pipeline; expected replicas=1")
         if ledger and replicas > 1:
             raise ConfigError("ledger= is of one pipeline; expected replicas=1")
         if precision not in ("fp32", "bf16"):
@@ -177,13 +179,15 @@ class Pipeline:
         native = engine()
         self.asynchronous = not native.is_synchronous(schedule)
         self.clipping = clipping_of(clipping, clip, self.asynchronous)
-        # Long enough to show what every batch of a longer run will be like.
-        enough = max(8, 3 * accumulate // max(micro_batches, 1) + 1)
+        # Long enough to show what every batch of a longer run will be like, with as many messages under way.
+        ahead = max(self.request["window"], default=len(self.modules))
+        enough = max(8, max(3 * accumulate, 2 * (ahead + 1)) // max(micro_batches, 1) + 1)
         self.plan = self.plan_of(enough + warmup + (switch_at or 0))
+        self._frames = [max(2, frames) for frames in self.plan.capacity]
         self.notes: list[str] = list(self.plan.notes)  # what was asked for and is not so, for people
         self.policy_name, notes = chosen_policy(staleness, schedule, optimizer, self.modules, self.is_stale())
         self.notes += notes
-        refuse_other_order(order, self.policy_name, replicas, self.clipping if clip is not None else "local")
+        refuse_other_order(order, self.policy_name, self.clipping)
         self.policy_options = checked_options(self.policy_name, staleness_options or {})
         needs = self.make_policy().needs(native.StageOptimizer())
         self.request.update(predicts=needs.forward_weights, stashes=needs.stash)
@@ -191,7 +195,7 @@ class Pipeline:
             recompute = True
             self.notes.append("recompute=True: under autocast a kept graph would use the weights of its forward")
         self.micro_batches_done = 0  # in earlier runs
-        self._done: Any = None  # this rank's actions in the last one
+        self._done: Any = None  # this rank's actions in the last one, if their order was found
         self._trained = [{name for name, p in module.named_parameters() if p.requires_grad} for module in self.modules]
         self._whole = True  # no run was stopped or has failed since the replicas were equal
         self.policies: dict[int, Any] = {}
@@ -209,7 +213,7 @@ class Pipeline:
 
     def _make_executor(self) -> Any:
         return engine().Executor(
-            self.ranks, self.native_stages, self.edges, self.placement, [max(2, frames) for frames in self.plan.capacity],
+            self.ranks, self.native_stages, self.edges, self.placement, self._frames,
             replicas=self.replicas, global_norm=self.clipping == "global", norm_delay=self.norm_delay,
             norm_ranks=sorted({self.placement[index] for index in range(len(self.modules)) if self.trained_elements(index)}),
         )  # fmt: skip
@@ -275,7 +279,7 @@ class Pipeline:
             return Report([], [], 0.0, [], metrics.means(self.ranks), is_evaluation=not training)
         if training:
             self.plan = self.plan_of(len(source))
-            actions = self._done = engine().PlanActions(self.plan, self.place)
+            actions, self._done = engine().PlanActions(self.plan, self.place), None
         else:
             actions = engine().forwards_only(self.edges, self.placement, self.place, len(source) * self.micro_batches)
         if training and self._writer:
@@ -283,6 +287,8 @@ class Pipeline:
             stop = f"ledger={str(self._writer.path)!r} ends before {STOPPED}"
             self._note(stop)  # and it stands there when one comes
         record = self._execute(actions, training, watch.begin(run, self.ranks.rank, len(source) * self.micro_batches))
+        if training and self.plan.order == "ready":
+            self._done = actions
         if training and self._writer:
             ends = self._writer.add(record, self.micro_batches_done)
             self.notes.remove(stop)
@@ -302,14 +308,13 @@ class Pipeline:
     def done_plan(self) -> Any:
         """What the ranks did in the last run, as a plan that can be checked and drawn: order="ready" finds its order while it runs. All
         ranks call it."""
-        if self._done is None:
-            raise ConfigError("nothing has run yet")
-        ranks = gather_objects(self._done.lines, self.ranks)
-        return (
-            self.plan.as_done(ranks[self.replica * self.width :][: self.width])
-            if self.plan.order == "ready"
-            else self.plan
-        )
+        self.follow_rebuild()
+        if self.plan.order == "plan":
+            return self.plan
+        everybody = gather_objects(self._done and self._done.lines, self.ranks)
+        if None in everybody:
+            raise ConfigError("order='ready': there is no run that came to its end, and so no order")
+        return self.plan.as_done(everybody)
 
     def _execute(self, actions: Any, training: bool, progress: Any) -> Any:
         modules = [self.modules[index] for index in self.mine]

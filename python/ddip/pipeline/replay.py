@@ -119,7 +119,7 @@ class Interpreter:
         torch.set_num_threads(header["threads"])
         try:
             self._check_machine()
-            uses_means = self.rules.is_planned and bool(self.rules.parts & {"pipemare", "spike"})
+            uses_means = bool(self.rules.parts & {"pipemare", "spike"})
             for stage in self.stages:
                 check_runs(self.ledger, stage.index, uses_means and bool(stage.trained))
             self._run_all()
@@ -251,14 +251,17 @@ class Interpreter:
         if self.fill or "loss" in values:
             self._agree(record, "loss", total.item() if math.isfinite(total.item()) else None)
 
+    def _compare_staleness(self, said: int | None, came: int) -> None:
+        if said is not None and said != came:
+            raise Difference(f"{came} steps came between forward and backward, the forward says n = {said}")
+
     def _backward(self, record: Record, stage: Stage) -> None:
         values, k = record.values, record.values["micro_batch"]
         if k not in stage.flights:
             raise Difference("its forward did not come before it, or it has already been here")
         flight = stage.flights[k]
-        between, said = stage.version - flight.version, flight.staleness
-        if self.rules.is_planned and said is not None and said != between:
-            raise Difference(f"{between} steps came between forward and backward, the forward says n = {said}")
+        between = stage.version - flight.version
+        self._compare_staleness(flight.staleness, between)
         self.rules.backward(stage, values["weights"], flight, values["recomputed"])
         if between:
             self.stale.add((stage.index, k))

@@ -15,7 +15,7 @@ class Rules:
     def __init__(self, ledger: Ledger) -> None:
         header = ledger.header
         self.schedule, self.accumulate, self.stages = header["schedule"], header["accumulate"], header["stages"]
-        self.is_synchronous, self.is_planned = self.schedule in SYNCHRONOUS, header["order"] == "plan"
+        self.is_synchronous = self.schedule in SYNCHRONOUS
         self.parts = parts_of(header["staleness"])
         check_schedule(self.schedule, self.parts)
         self.predictor = predictor_in(self.parts)

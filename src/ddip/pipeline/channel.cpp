@@ -166,7 +166,8 @@ Receiver::Posted Receiver::start(size_t bytes, int tag) {
   FramePool once;
   auto memory = tag == kFrames ? pool_.take(bytes) : once.take(bytes);
   auto work = ranks_->start_receive(bytes_of(memory, bytes), address_.peer, address_.tag + tag);
-  return {completions_.watch(work), std::move(memory)};
+  if (tag == kBodies && !bodies_) bodies_.emplace(*ranks_);
+  return {(tag == kBodies ? *bodies_ : completions_).watch(work), std::move(memory)};
 }
 
 void Receiver::learn_capacity(const Poll& poll) {

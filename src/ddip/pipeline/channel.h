@@ -117,6 +117,9 @@ class Receiver {
   const Address address_;
   const size_t frames_;
   Completions completions_;
+  // Of bodies that travel by themselves: who waits for messages one after the other, as some backends make us do, would
+  // come to a body only after all frames that were posted before it.
+  std::optional<Completions> bodies_;
   FramePool pool_;
   std::optional<Posted> greeting_;  // the first message, which says how large a frame is
   std::optional<size_t> capacity_;

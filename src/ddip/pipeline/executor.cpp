@@ -129,7 +129,7 @@ Record Executor::run(const std::vector<Action>& actions, const RunOptions& optio
 Record Executor::run_ready(const schedule::Request& request, std::vector<Action>& actions, const RunOptions& options) {
   ready_ = true;
   schedule::ReadyOrder order(request, stages_.at(0).index);
-  std::vector<Action> done(actions.size());  // there are not more: what only the plan has is left out
+  std::vector<Action> done = actions;  // so many at the most: what only the plan has is left out
   Record record = run(actions, done, options, [&] { perform_ready(order, done); });
   done.resize(record.size());
   actions.swap(done);
@@ -195,6 +195,7 @@ void Executor::perform_ready(schedule::ReadyOrder& order, std::vector<Action>& d
     const std::vector<Action> backward = order.backward(), forward = order.forward();
     if (backward.empty() && forward.empty()) return;
     double begin = now();  // the wait for whatever comes first is a part of its message
+    now_ = nullptr;
     bool back = forward.empty();
     if (!backward.empty() && !forward.empty()) {
       for (;;) {

@@ -64,7 +64,7 @@ struct Pipeline::Inside {
   // of one run
   std::unique_ptr<MicroBatchReader> source;
   std::function<const MicroBatch&(int64_t)> inputs, targets;
-  std::vector<schedule::Action> evaluated;  // what an evaluation's record speaks of
+  std::vector<schedule::Action> evaluated, done;  // what the record of an evaluation, or of an order found, speaks of
   Measured measured;
 };
 
@@ -241,9 +241,12 @@ Record Pipeline::Inside::execute(bool training) {
                            .seed = settings.options.seed + (static_cast<uint64_t>(settings.replica) << 32),
                            .first_micro_batch = training ? micro_batches_done : 0,
                            .step_size = settings.synchronous() ? 0 : settings.options.accumulate};
-  auto& own = settings.plan.ranks.at(static_cast<size_t>(settings.place));
-  if (training && settings.options.order == "ready") return executor->run_ready(settings.plan.request, own, options);
-  if (training) return executor->run(own, options);
+  const auto& planned = settings.plan.ranks.at(static_cast<size_t>(settings.place));
+  if (training && settings.options.order == "ready") {
+    done = planned;
+    return executor->run_ready(settings.plan.request, done, options);
+  }
+  if (training) return executor->run(planned, options);
   evaluated = forwards_only(settings.request.edges, settings.request.rank_of_stage, settings.place, source->size());
   return executor->run(evaluated, options);
 }

@@ -60,7 +60,7 @@ class Pipeline {
   // What was chosen, and what was asked for and is not so, for people.
   const std::string& staleness() const;
   const std::vector<std::string>& notes() const;
-  // What runs next, or ran last: with order="ready", this rank's part as it was done.
+  // What runs next, or ran last; with order="ready", what would have run if nothing had come late.
   const schedule::Plan& plan() const;
   int replica() const;  // which of the pipelines side by side this is
   // This rank's stages, and the optimizer of one of them; null: it has nothing to train.

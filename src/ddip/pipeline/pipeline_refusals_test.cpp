@@ -52,6 +52,10 @@ TEST(CppPipeline, what_cannot_be_is_refused_in_one_line_that_says_what_was_expec
     says(made({.staleness = "spike", .order = "ready"}), "order=\"ready\": spike reckons with the plan's mean");
     says(made({.order = "ready", .replicas = 2}), "order=\"ready\" is of one pipeline; expected replicas=1");
     says(made({.order = "ready", .clip = 1, .clipping = "global"}), "norms; expected clipping=\"local\"");
+    // No limit, whoever would have looked at the norm.
+    Pipeline unlimited(ranks, cut(mlp(), 2), mse, sgd, {.schedule = "1f1b", .clipping = "global"});
+    unlimited.run(data(3, 16));
+    require(furthest(in_one_process(mlp(), data(3, 16)), unlimited.state()) < 1e-12, "clip=0 limits nothing");
     says(made({.placement = {0, 0}}), "2 stages on ranks [0, 0] leave some of the pipeline's 2 ranks without a stage");
     says(made({}, [](auto parameters) { return std::make_unique<torch::optim::LBFGS>(parameters); }), "LBFGS");
     says(made({},

@@ -42,6 +42,8 @@ void require_values(const PipelineOptions& options, int world) {
         fmt::format("gap_decay={}, gap_eps={}: expected a number from 0 on, below 1, and one above 0, at "
                     "most 1",
                     gap_decay, gap_eps));
+  if (options.order == "ready" && options.replicas > 1)
+    throw ConfigError("order=\"ready\" is of one pipeline; expected replicas=1");
   if (!options.ledger.empty() && options.replicas > 1)
     throw ConfigError("ledger is of one pipeline; expected replicas=1");
 }
@@ -101,8 +103,7 @@ void require_order(const Settings& settings) {
           "order=\"ready\": {} reckons with the plan's mean staleness; expected another policy, or order=\"plan\"",
           policy));
   }
-  if (options.replicas > 1) throw ConfigError("order=\"ready\" is of one pipeline; expected replicas=1");
-  if (options.clip > 0 && options.clipping == "global")
+  if (options.clipping == "global")
     throw ConfigError("order=\"ready\": stages do not wait for each other's norms; expected clipping=\"local\"");
 }
 
@@ -174,11 +175,14 @@ Settings decided(PipelineOptions asked, size_t stages, int rank, int world, cons
                       .flush_every = options.flush_every,
                       .switch_at = options.switch_at,
                       .order = options.order};
-  // Long enough that its last steps are like those of any longer run.
-  const int64_t enough = std::max<int64_t>(8, 3 * int64_t{options.accumulate} / std::max(options.micro_batches, 1) + 1);
+  // Long enough that its last steps are like those of any longer run, and as many messages are under way.
+  const int64_t ahead = options.window.empty() ? static_cast<int64_t>(stages) : std::ranges::max(options.window);
+  const int64_t needed = std::max(3 * int64_t{options.accumulate}, 2 * (ahead + 1));
+  const int64_t enough = std::max<int64_t>(8, needed / std::max(options.micro_batches, 1) + 1);
   settings.plan = settings.plan_of(enough + options.warmup + std::max<int64_t>(options.switch_at, 0));
   settings.notes = settings.plan.notes;
-  if (options.clipping == "auto") options.clipping = settings.synchronous() && options.clip > 0 ? "global" : "local";
+  if (options.clip == 0) options.clipping = "local";
+  if (options.clipping == "auto") options.clipping = settings.synchronous() ? "global" : "local";
   settings.norm_delay = settings.synchronous() ? 0 : 1 + most_stale(settings.plan);
   choose_policy(settings, make, parameters);
   require_order(settings);

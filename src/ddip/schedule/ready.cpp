@@ -8,9 +8,7 @@ namespace ddip::schedule {
 
 void make_room_for_any_order(Plan& plan) {
   const Request& request = plan.request;
-  const auto owed = [&](size_t stage) {
-    return static_cast<int>(std::min(request.window[stage] + int64_t{1}, request.total()));
-  };
+  const auto owed = [&](size_t stage) { return request.window[stage] + 1; };
   plan.capacity = request.capacity;
   if (plan.capacity.empty())
     for (const auto& [from, to] : request.edges)
