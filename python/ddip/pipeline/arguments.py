@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -13,6 +14,15 @@ def refuse_other_counts(micro_batches: Any, accumulate: Any) -> None:
         raise ConfigError(
             f"micro_batches={micro_batches!r}, accumulate={accumulate!r}: expected whole numbers from 1 on"
         )
+
+
+def window_of(asked: Any) -> list[int]:
+    """By stage; empty: the textbook's."""
+    if asked is None or (isinstance(asked, str) and asked == "textbook"):
+        return []
+    if not isinstance(asked, Sequence) or any(not isinstance(ahead, Integral) for ahead in asked):
+        raise ConfigError(f"window={asked!r}: expected a whole number for each stage, 'textbook', or None")
+    return [int(ahead) for ahead in asked]
 
 
 def refuse_other_numbers(clip: Any, seed: Any) -> None:

@@ -24,6 +24,7 @@ from ddip.pipeline.arguments import (
     refuse_other_order,
     refuse_other_stages,
     refuse_what_cannot_be_called,
+    window_of,
 )
 from ddip.pipeline.batches import Batches
 from ddip.pipeline.cutting import Cut, cut
@@ -153,14 +154,12 @@ class Pipeline:
             raise ConfigError("ledger= is of one pipeline; expected replicas=1")
         if precision not in ("fp32", "bf16"):
             raise ConfigError(f"precision={precision!r}: expected fp32 or bf16")
-        if isinstance(window, str) and window != "textbook":
-            raise ConfigError(f"window={window!r}: expected a number for each stage, 'textbook', or None")
         refuse_other_counts(micro_batches, accumulate)
         self.loss, self.precision, self.seed, self.clip, self.gaps = loss, precision, seed, clip, gaps
         self.request: dict[str, Any] = {
             "schedule": schedule, "stages": len(self.modules), "rank_of_stage": self.placement, "edges": self.edges,
             "micro_batches": micro_batches, "accumulate": accumulate, "warmup": warmup, "flush_every": flush_every,
-            "window": [] if window is None or isinstance(window, str) else list(window), "order": order,
+            "window": window_of(window), "order": str(order),
         }  # fmt: skip
         if self.cut:
             measured = {"costs": self.cut.costs, "links": self.cut.links(self.edges)}
@@ -180,7 +179,7 @@ class Pipeline:
         self.asynchronous = not native.is_synchronous(schedule)
         self.clipping = clipping_of(clipping, clip, self.asynchronous)
         # Long enough to show what every batch of a longer run will be like, with as many messages under way.
-        ahead = max(self.request["window"], default=len(self.modules))
+        ahead = min(max(self.request["window"], default=len(self.modules)), 4096)  # nobody has memory for more
         enough = max(8, max(3 * accumulate, 2 * (ahead + 1)) // max(micro_batches, 1) + 1)
         self.plan = self.plan_of(enough + warmup + (switch_at or 0))
         self._frames = [max(2, frames) for frames in self.plan.capacity]

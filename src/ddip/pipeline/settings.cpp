@@ -176,7 +176,8 @@ Settings decided(PipelineOptions asked, size_t stages, int rank, int world, cons
                       .switch_at = options.switch_at,
                       .order = options.order};
   // Long enough that its last steps are like those of any longer run, and as many messages are under way.
-  const int64_t ahead = options.window.empty() ? static_cast<int64_t>(stages) : std::ranges::max(options.window);
+  int64_t ahead = options.window.empty() ? static_cast<int64_t>(stages) : std::ranges::max(options.window);
+  ahead = std::min<int64_t>(ahead, 4096);  // nobody has memory for more
   const int64_t needed = std::max(3 * int64_t{options.accumulate}, 2 * (ahead + 1));
   const int64_t enough = std::max<int64_t>(8, needed / std::max(options.micro_batches, 1) + 1);
   settings.plan = settings.plan_of(enough + options.warmup + std::max<int64_t>(options.switch_at, 0));
