@@ -1,6 +1,11 @@
-# Which Python the extension modules are for: the one asked for, else the working copy's .venv. pybind11 comes from it.
+# Which Python we build for: the one asked for, else the working copy's .venv, else this machine's. torch and Arrow come
+# from its packages where nobody says where they are; the extension modules need its headers and its pybind11, too.
 if(NOT Python_EXECUTABLE AND NOT SKBUILD AND EXISTS ${CMAKE_SOURCE_DIR}/.venv/bin/python)
   set(Python_EXECUTABLE ${CMAKE_SOURCE_DIR}/.venv/bin/python CACHE FILEPATH "Python to build for")
+endif()
+if(NOT DDIP_PYTHON)
+  find_program(Python_EXECUTABLE NAMES python3 python)
+  return()
 endif()
 set(PYBIND11_FINDPYTHON ON)
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
