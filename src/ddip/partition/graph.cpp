@@ -34,6 +34,17 @@ void check_edges(const std::vector<Node>& nodes, const std::vector<Edge>& edges)
   }
 }
 
+// Of all together: a stage holds what several layers keep, for as many micro-batches as there are stages.
+void check_bytes(const std::vector<Node>& nodes, const std::vector<Edge>& edges) {
+  double all = 0;
+  for (const Node& node : nodes)
+    all += static_cast<double>(node.parameter_bytes) + static_cast<double>(node.activation_bytes);
+  for (const Edge& edge : edges) all += static_cast<double>(edge.bytes);
+  if (const double most = static_cast<double>(kMostBytes); all * static_cast<double>(nodes.size()) > 64 * most)
+    throw ConfigError(fmt::format("{} layers have {:g} bytes; expected at most {:g} together", nodes.size(), all,
+                                  64 * most / static_cast<double>(nodes.size())));
+}
+
 // REQUIRES: edges of one value side by side.
 void check_values(const std::vector<Node>& nodes, const std::vector<Edge>& edges) {
   std::map<std::string_view, size_t> maker;
@@ -60,6 +71,7 @@ void check_values(const std::vector<Node>& nodes, const std::vector<Edge>& edges
 Graph::Graph(std::vector<Node> nodes, std::vector<Edge> edges) : nodes_(std::move(nodes)), edges_(std::move(edges)) {
   check_nodes(nodes_);
   check_edges(nodes_, edges_);
+  check_bytes(nodes_, edges_);
   for (Edge& edge : edges_)
     if (edge.value.empty()) edge.value = nodes_[edge.from].name;
   std::sort(edges_.begin(), edges_.end(), [](const Edge& a, const Edge& b) {

@@ -9,7 +9,8 @@
 
 namespace ddip::partition {
 
-// So large that no model comes near them, so small that sums and products of them do not overflow.
+// So large that no model comes near them, so small that they can be added and multiplied: Graph sees to it that all
+// bytes of a model, times its layers, are at most 64 times as many.
 constexpr uint64_t kMostBytes = uint64_t{1} << 50;
 constexpr double kMostMs = 1e12;
 

@@ -35,6 +35,11 @@ TEST(Graph, what_is_wrong_is_said_in_one_line) {
   EXPECT_EQ(config_error([&] { Graph({{"a", -1}}, {}); }), "layer a takes -1 ms; expected a time from 0 to 1e+12");
   EXPECT_EQ(config_error([&] { Graph({{"a", 1, std::numeric_limits<double>::quiet_NaN()}}, {}); }),
             "layer a takes nan ms; expected a time from 0 to 1e+12");
+  std::vector<Node> large(255);
+  for (size_t i = 0; i < large.size(); ++i)
+    large[i] = {.name = std::to_string(i), .activation_bytes = i < 128 ? kMostBytes : 0};
+  EXPECT_EQ(config_error([&] { Graph(large, {}); }),
+            "255 layers have 1.44115e+17 bytes; expected at most 2.82579e+14 together");
   EXPECT_EQ(config_error([&] { Graph(ab, {joins(0, 2)}); }), "an edge joins layers 0 and 2 of 2");
   EXPECT_EQ(config_error([&] { Graph(ab, {joins(0, 0)}); }), "layer alpha needs its own output");
   EXPECT_EQ(config_error([&] { Graph(ab, {joins(0, 1), joins(0, 1)}); }),
