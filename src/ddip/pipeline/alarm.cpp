@@ -49,8 +49,14 @@ void Alarms::settle(const Poll& poll) {
   for (const Posted& one : raised_) one.completion.wait(poll);
   raised_.clear();
   for (auto& [neighbour, posted] : posted_) {
-    posted->completion.wait(poll);
-    post(neighbour);
+    for (bool came = false; !came; post(neighbour)) {
+      try {
+        posted->completion.wait(poll);
+        came = true;
+      } catch (const TimedOut&) {
+        // A long time without any alarm, and nobody has looked since: this one is still to come.
+      }
+    }
   }
 }
 

@@ -53,7 +53,6 @@ class Sender {
 
   int64_t sent() const { return sent_; }
   uint64_t bytes() const { return bytes_; }
-  size_t under_way() const { return under_way_.size(); }
   // After a failure: as many frames as the other end has posted receives for. When that one has taken them: flush.
   void level(int64_t posted, const Poll& poll);
 
@@ -61,8 +60,11 @@ class Sender {
   struct UnderWay {
     Completion completion;
     std::shared_ptr<std::byte> memory;
+    int tag = 0;
   };
+  // Until so many messages at the most are under way.
   void retire(size_t left, const Poll& poll);
+  void all_left(const Poll& poll);
   void start(std::shared_ptr<std::byte> memory, size_t bytes, int tag);
   void greet(size_t capacity);
   // Nothing: it is not for the lane, or there is no memory for one.
@@ -76,7 +78,8 @@ class Sender {
   Completions completions_;
   FramePool pool_;
   std::optional<size_t> capacity_;
-  std::deque<UnderWay> under_way_;
+  std::deque<UnderWay> under_way_;  // frames, bodies that travel by themselves, and the greeting
+  size_t frames_under_way_ = 0;
   AfterStream* const stream_;  // null: there is no lane
   std::optional<LaneSender> lane_;
   std::deque<UnderWay> taken_;  // what tells us so, for each message that lies in the lane

@@ -325,11 +325,14 @@ void Executor::agree(const std::string& why) {
   ranks_->all_reduce(table);
   if (cells[0] == 0) return;
   if (why.empty()) alarms_->raise("");  // every rank does, so that all of them know how many come
-  for (auto& [link, sender] : senders_) sender.level(cells[1 + links + link], interrupted_);
-  for (auto& [link, receiver] : receivers_) receiver.level(cells[1 + link], interrupted_);
-  for (auto& [link, sender] : senders_) sender.flush(interrupted_);
+  // Every rank is here, so that nothing is waited for without an end; one that a second Ctrl-C took out would leave the
+  // others, and the channels, half-way.
+  const Poll to_the_end;
+  for (auto& [link, sender] : senders_) sender.level(cells[1 + links + link], to_the_end);
+  for (auto& [link, receiver] : receivers_) receiver.level(cells[1 + link], to_the_end);
+  for (auto& [link, sender] : senders_) sender.flush(to_the_end);
   for (auto& [link, receiver] : receivers_) receiver.close_lane();
-  alarms_->settle(interrupted_);
+  alarms_->settle(to_the_end);
   constexpr int64_t kText = 1024;
   at::Tensor text = at::zeros({kText}, at::kByte);
   why.copy(reinterpret_cast<char*>(text.mutable_data_ptr<uint8_t>()), kText - 1);

@@ -13,9 +13,10 @@ namespace {
 constexpr uint32_t kMagic = 0x70696464;  // "ddip"
 enum Kind : uint32_t { a_value, blank, failed_value };
 
-// A tensor whose bytes can be copied as they lie, with its strides: channels-last stays channels-last.
+// A tensor whose bytes can be copied as they lie, with its strides: channels-last stays channels-last. One that is
+// marked to be conjugated or negated when it is read becomes what it says.
 at::Tensor in_one_piece(const at::Tensor& tensor) {
-  at::Tensor here = tensor.detach();
+  at::Tensor here = tensor.detach().resolve_conj().resolve_neg();
   return here.is_non_overlapping_and_dense() ? here : here.contiguous();
 }
 

@@ -53,6 +53,14 @@ TEST(Frame, HasEveryKindOfValueAgainOnTheOtherSide) {
   }
 }
 
+TEST(Frame, ATensorThatIsConjugatedOrNegatedWhenItIsReadArrivesSo) {
+  const at::Tensor numbers = at::randn({3, 4}, at::kComplexDouble);
+  for (const at::Tensor& lazy : {numbers.conj(), at::_neg_view(numbers), at::imag(numbers.conj())}) {
+    ASSERT_TRUE(lazy.is_conj() || lazy.is_neg());
+    EXPECT_TRUE(at::equal(*through_a_frame({.value = Value{lazy}}, 1 << 12).value.tensor(), lazy));
+  }
+}
+
 TEST(Frame, ATensorThatIsNotDenseArrivesInOnePiece) {
   at::Tensor whole = at::arange(24.0).view({4, 6});
   Message found = through_a_frame({.value = Value{whole.slice(1, 0, 6, 2)}}, 1 << 12);

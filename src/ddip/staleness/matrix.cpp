@@ -75,6 +75,15 @@ Verdict group_takes(Rule rule, const Group& group, const std::string& part) {
   return {};
 }
 
+// torch squares the real and the imaginary part each by itself, and so would a prediction have to.
+Verdict complex_takes(const Optimizer& optimizer, const std::string& part) {
+  if (!optimizer.weights.defined() || !optimizer.weights.is_complex() || part == "none" || part == "stash") return {};
+  if (is_adaptive(optimizer.rule) || part == "gap_aware")
+    return refused(
+        fmt::format("{} takes roots and squares, which complex weights have another kind of; use stash", part));
+  return {};
+}
+
 }  // namespace
 
 const std::vector<std::string>& schedule_names() {
@@ -110,6 +119,7 @@ Verdict optimizer_takes(const Optimizer& optimizer, const std::string& policy) {
   Verdict note;
   const std::vector<std::string> parts = parts_of(policy);
   for (const std::string& part : parts) {
+    if (const Verdict one = complex_takes(optimizer, part); one.fit == Fit::refused) return one;
     size_t idle_groups = 0;
     for (const Group& group : optimizer.groups) {
       const Verdict one = group_takes(optimizer.rule, group, part);
