@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from ddip.errors import ConfigError
-from ddip.pipeline.auxiliary import auxiliary_loss, taken
+from ddip.pipeline.auxiliary import auxiliary_loss, collected, taken
 from ddip.pipeline.ledger import Ledger, Record
 from ddip.pipeline.micro_batches import micro_batches_of
 from ddip.pipeline.replay import Interpreter, Replay, replay
@@ -625,7 +625,8 @@ def test_a_stage_may_have_a_loss_of_its_own(recompute: bool, tmp_path: Path) -> 
     optimizer = sgd(list(model.parameters()))
     for x, y in data:
         optimizer.zero_grad()
-        output = model(x)
+        with collected():
+            output = model(x)
         (nn.functional.mse_loss(output, y) + sum(taken())).backward()
         optimizer.step()
     for stage, weights in zip(model, found.weights, strict=True):

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch  # noqa: E402
-from ddip.pipeline.auxiliary import auxiliary_loss, taken  # noqa: E402
+from ddip.pipeline.auxiliary import auxiliary_loss, collected, taken  # noqa: E402
 from ddip.pipeline.borders import with_tensors  # noqa: E402
 from ddip.pipeline.faithful import Seen, check, difference_of  # noqa: E402
 from ddip.pipeline.memory import Activations  # noqa: E402
@@ -628,9 +628,11 @@ def test_an_auxiliary_loss_inside_a_whole_model_is_not_lost() -> None:
     model, x = Around(Penalty()), samples()
     traced = looked_at(model, (x,))
     assert [layer.name for layer in traced.layers] == ["inner", "last"] and not taken()
-    model(x)
+    with collected():
+        model(x)
     (wanted,) = taken()
-    each_alone(traced)(x)
+    with collected():
+        each_alone(traced)(x)
     (found,) = taken()
     assert torch.equal(found, wanted)
     why = "auxiliary_loss\\(\\) is in the model's own forward; expected it in that of a module inside it"
@@ -639,6 +641,13 @@ def test_an_auxiliary_loss_inside_a_whole_model_is_not_lost() -> None:
     with pytest.raises(library.ConfigError, match=why):
         trace(Penalty(), (x,), how="export")
     assert not taken()
+
+
+def test_auxiliary_losses_outside_of_a_pipeline_are_nobodys() -> None:
+    model, x = Penalty(), samples()
+    for _ in range(3):
+        model(x)
+    assert not taken()  # each would keep its graph
 
 
 # ---- inputs

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ddip.errors import ConfigError
-from ddip.pipeline.auxiliary import taken
+from ddip.pipeline.auxiliary import collected, taken
 from ddip.pipeline.random_state import begin_with
 from ddip.pipeline.split import Split, Stage, split
 from ddip.pipeline.traced import Traced, first_line, keep_together, kind
@@ -149,9 +149,9 @@ def _seen(model: nn.Module, call: Callable[..., Any], inputs: tuple[Any, ...], t
 def _seen_once(model: nn.Module, call: Callable[..., Any], inputs: tuple[Any, ...], seed: int, backward: bool) -> Seen:
     begin_with(seed)
     before = _buffers(model)
-    taken()
     with torch.set_grad_enabled(backward):
-        result = call(*[fresh(value) for value in inputs])
+        with collected():
+            result = call(*[fresh(value) for value in inputs])
         losses = taken()
         gradients = gradients_of(model, (result, losses)) if backward else {}
     after = _buffers(model)

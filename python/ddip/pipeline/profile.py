@@ -11,7 +11,6 @@ from torch import nn
 
 from ddip._engine import PartitionEdge, PartitionGraph, PartitionLayer
 from ddip.errors import ConfigError
-from ddip.pipeline.auxiliary import taken
 from ddip.pipeline.faithful import called, check, composed
 from ddip.pipeline.split import split
 from ddip.pipeline.traced import Traced, first_line
@@ -44,7 +43,6 @@ def profile(traced: Traced, inputs: tuple[Any, ...], *, times: int = 3) -> Parti
                     cost.measure(counting=turn == 0)
                 except Exception as error:
                     raise ConfigError(f"layer {layer.name} cannot run backward: {first_line(error)}") from error
-        taken()  # nobody's losses
     layers = [
         PartitionLayer(layer.name, *cost.milliseconds(), _parameter_bytes(cost.module), sum(cost.kept.values()))
         for layer, cost in zip(traced.layers, costs, strict=True)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ddip.errors import ConfigError
-from ddip.pipeline.auxiliary import taken
+from ddip.pipeline.auxiliary import collected, taken
 from ddip.pipeline.borders import floats_in, with_tensors
 from ddip.pipeline.ledger import Json
 from ddip.pipeline.seeds import seed_of, seeded
@@ -216,8 +216,8 @@ class Stage:
         flight.leaves = {name: w.clone().requires_grad_(name in trained) for name, w in weights.items()}
         call_with = with_tensors(flight.call_with, torch.clone)  # a module may work in place on what it receives
         with seeded(seed_of(self.seed, self.index, micro_batch)), torch.autocast("cpu", torch.bfloat16, self.autocast):
-            taken()  # of a forward that failed
-            output = functional_call(self.module, (flight.leaves, buffers), call_with)
+            with collected():
+                output = functional_call(self.module, (flight.leaves, buffers), call_with)
             flight.auxiliary = taken()
             if not self.last:
                 values = [output[name] for name in self.gives] if len(self.gives) > 1 else output

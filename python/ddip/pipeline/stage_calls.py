@@ -11,9 +11,9 @@ import torch
 
 from ddip.communicators import engine
 from ddip.errors import ConfigError
-from ddip.pipeline.auxiliary import taken
+from ddip.pipeline.auxiliary import collected
 from ddip.pipeline.batches import Batches
-from ddip.pipeline.borders import refuse_other_dicts
+from ddip.pipeline.borders import refuse_other_dicts, with_tensors
 from ddip.pipeline.memory import Activations
 from ddip.pipeline.metrics import Metrics
 
@@ -48,8 +48,7 @@ class StageCalls:
         self._read, self._metrics = None, Metrics(None)
 
     def forward(self, inputs: list[Any]) -> list[Any]:
-        taken()  # of a forward that failed
-        with autocast(self.device, self.precision), self.activations.counted("forward", inputs):
+        with collected(), autocast(self.device, self.precision), self.activations.counted("forward", inputs):
             outputs: list[Any] = self.part.call(inputs)
         if outputs[0] is None and not self.is_last:
             raise ConfigError(
@@ -107,8 +106,4 @@ def autocast(device: torch.device, precision: str) -> Any:
 
 def to_device(value: Any, device: torch.device) -> Any:
     """Every tensor in it."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if type(value) in (list, tuple):
-        return type(value)(to_device(part, device) for part in value)
-    return {key: to_device(part, device) for key, part in value.items()} if type(value) is dict else value
+    return with_tensors(value, lambda tensor: tensor.to(device))
