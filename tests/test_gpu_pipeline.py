@@ -152,3 +152,15 @@ def test_stages_that_do_what_has_come_first(stages: ddip.Group) -> None:
     stages.run(f"pipe = {call}; losses = pipe.run(p.data(1, 12) * 60).losses; done = pipe.done_plan()")
     for result in stages.run("(done.check().error, losses[-1] < 0.8 * losses[0])"):
         assert result.value == ("", True)
+
+
+@pytest.mark.parametrize("staleness", ["msnag", "gap_aware", "pipemare"])
+def test_a_saved_run_goes_on_as_if_nothing_had_happened(stages: ddip.Group, tmp_path: Path, staleness: str) -> None:
+    for result in stages.run(f"g.resumed({str(tmp_path / 'save')!r}, {staleness!r})"):
+        off, moved = result.value
+        assert off == 0 and moved > 1e-3
+
+
+def test_numbers_that_are_conjugated_when_they_are_read_arrive_so(stages: ddip.Group) -> None:
+    for result in stages.run("g.conjugates()"):
+        assert result.value < 1e-5

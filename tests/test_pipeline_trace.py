@@ -66,9 +66,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list
             f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\nimport ddip, pipelines as p\n"
             "import time\npipe = p.pipe_of(p.mlp(4), placement=[0, 1, 0, 1], schedule='async_1f1b')\n"
             "plan_of = pipe.plan_of\n"
-            "def late(batches):\n"  # rank 1 begins later, and says so
+            "def late(*asked):\n"  # rank 1 begins later, and says so
             "    time.sleep(0.05 * ddip.rank())\n"
-            "    return plan_of(batches)\n"
+            "    return plan_of(*asked)\n"
             "pipe.plan_of = late\n"
             "report = pipe.run(p.data(3, 12))\n"
             f"if ddip.rank() == 0: report.save_trace({str(path)!r})\ntrace = report.trace"

@@ -4,13 +4,15 @@ all ranks of the group."""
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 
 from ddip.communicators import comm, engine
 from ddip.errors import ConfigError
+
+T = TypeVar("T")
 
 
 def broadcast_parameters(module: torch.nn.Module, root: int = 0) -> None:
@@ -32,16 +34,34 @@ def broadcast_object(value: Any = None, root: int = 0, ranks: Any = None) -> Any
     return value if ranks.rank == root else pickle.loads(data.cpu().numpy().tobytes())
 
 
-def gather_objects(value: Any, ranks: Any = None) -> list[Any]:
-    """What each rank gave, in the order of the ranks, on every rank."""
+def gather_objects(value: Any, ranks: Any = None, root: int | None = None) -> list[Any]:
+    """What each rank gave, in the order of the ranks, on every rank; with `root` only there, and elsewhere nothing."""
     ranks = comm() if ranks is None else ranks
     data, error = pickled(value)
     sizes = ranks.all_gather(torch.tensor([data.numel()], device=home(ranks))).view(-1).tolist()
     refuse_unpicklable(sizes, error, range(ranks.world_size))
     padded = torch.zeros(max(sizes), dtype=torch.uint8)
     padded[: data.numel()] = data
-    every = ranks.all_gather(padded.to(home(ranks))).cpu()
-    return [pickle.loads(every[rank, :size].numpy().tobytes()) for rank, size in enumerate(sizes)]
+    every = ranks.all_gather(padded.to(home(ranks))) if root is None else ranks.gather(padded.to(home(ranks)), root)
+    if root not in (None, ranks.rank):
+        return []
+    return [pickle.loads(every[rank][:size].cpu().numpy().tobytes()) for rank, size in enumerate(sizes)]
+
+
+def together(work: Callable[[], T], ranks: Any = None) -> T:
+    """What `work` gives. If it is refused on one rank, so it is on all: nobody waits for one that does not come."""
+    made, refused = None, None
+    try:
+        made = work()
+    except ConfigError as error:
+        refused = error
+    everybody = gather_objects(str(refused) if refused else "", ranks)
+    if refused:
+        raise refused
+    for rank, why in enumerate(everybody):
+        if why:
+            raise ConfigError(f"rank {rank}: {why}")
+    return made  # type: ignore[return-value]
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root: int = 0, ranks: Any = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pipeline_failures
+import pipeline_messages
 import pipeline_tied
 import pipelines as p
 import torch
@@ -143,3 +144,35 @@ def largest_message(ranks: Any = None) -> int:
     finally:
         ranks.watch_messages(None)
     return max(seen)
+
+
+def resumed(path: str, staleness: str) -> tuple[float, float]:
+    """How far a run that was saved and loaded into another pipeline ends from one that went on, and how far training went."""
+    batches = p.data(6, 12)
+
+    def made() -> ddip.Pipeline:
+        return p.pipe_of(moved(p.mlp(2)), staleness=staleness)
+
+    straight, first, loaded = made(), made(), made()
+    begun = straight.state_dict()
+    for pipe in (straight, first):
+        pipe.run(batches[:3])
+    first.save(path)
+    loaded.load(path)
+    for pipe in (straight, loaded):
+        pipe.run(batches[3:])
+    return p.furthest(straight.state_dict(), loaded.state_dict()), p.furthest(straight.state_dict(), begun)
+
+
+def conjugates() -> float:
+    """As `pipeline_messages.conjugates`, from GPU to GPU."""
+    torch.manual_seed(2)
+    batches = [(torch.randn(8, 8), torch.randn(8, 8)) for _ in range(3)]
+
+    def parts() -> list[torch.nn.Module]:
+        torch.manual_seed(1)
+        return [pipeline_messages.Spectrum(True), pipeline_messages.Back(True)]
+
+    pipe = p.pipe_of(moved(parts()), "gpipe", micro_batches=1)
+    pipe.run(batches)
+    return p.furthest(p.in_one_process(parts(), batches), on_cpu(pipe.state_dict()))

@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
 from ddip.errors import ConfigError
 
+# Schedules whose order is fixed, however much room there is.
+WITHOUT_WINDOW = ("seq", "gpipe", "interleaved", "zbv")
+
 
 def refuse_other_counts(micro_batches: Any, accumulate: Any) -> None:
-    if any(not isinstance(number, Integral) or number < 1 for number in (micro_batches, accumulate)):
+    if any(not is_whole(number) or number < 1 for number in (micro_batches, accumulate)):
         raise ConfigError(
             f"micro_batches={micro_batches!r}, accumulate={accumulate!r}: expected whole numbers from 1 on"
         )
+
+
+def is_whole(number: Any) -> bool:
+    return isinstance(number, Integral) and not isinstance(number, bool)
+
+
+def refuse_other_kinds(replicas: Any, counts: Mapping[str, Any], switches: Mapping[str, Any]) -> None:
+    """`counts`: numbers of batches; `switches`: what is on or off."""
+    if not is_whole(replicas):
+        raise ConfigError(f"replicas={replicas!r}: expected a whole number from 1 on")
+    for name, asked in counts.items():
+        if asked is not None and not is_whole(asked):
+            raise ConfigError(f"{name}={asked!r}: expected a whole number")
+    for name, asked in switches.items():
+        if asked is not None and not isinstance(asked, bool):
+            raise ConfigError(f"{name}={asked!r}: expected True or False")
+
+
+def without_effect(schedule: str, window: Any, clip: Any, clipping: str, ledger: Any, program: Any) -> list[str]:
+    """What was asked for and changes nothing, for people."""
+    found = []
+    if window_of(window) and schedule in WITHOUT_WINDOW:
+        found.append(f"window= changes nothing: the order of {schedule} is fixed")
+    if clip is None and clipping != "auto":
+        found.append(f"clipping={clipping!r} changes nothing without clip=, the largest norm")
+    if program is not None and not ledger:
+        found.append(f"program={program!r} changes nothing without ledger=")
+    return found
 
 
 def window_of(asked: Any) -> list[int]:
@@ -33,7 +64,7 @@ def refuse_other_numbers(clip: Any, seed: Any) -> None:
 
 
 def refuse_other_stages(stages: Any) -> None:
-    if stages is not None and (isinstance(stages, bool) or not isinstance(stages, Integral) or stages < 1):
+    if stages is not None and (not is_whole(stages) or stages < 1):
         raise ConfigError(f"stages={stages!r}: expected a whole number from 1 on, or None: one for each rank")
 
 

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from numbers import Integral
 from typing import Any
 
 import torch
 
 from ddip.errors import ConfigError
+from ddip.pipeline.borders import tensors_in
 
 
 class Batches:
     """`batches`: pairs (x, y) of tensors, or of lists, tuples and dictionaries of them, with the samples in the first dimension.
-    Each is cut into `micro_batches`; a last one that is too small gives empty ones."""
+    Each is cut into `micro_batches`; a last one that is too small gives empty ones. `count`: so many of them at most; where nobody
+    else says how many there are, all are read to know it."""
 
-    def __init__(self, batches: Iterable[Any], micro_batches: int) -> None:
+    def __init__(self, batches: Iterable[Any], micro_batches: int, count: int | None = None) -> None:
+        if count is not None and (isinstance(count, bool) or not isinstance(count, Integral) or count < 0):
+            raise ConfigError(f"count={count!r}: expected a whole number of batches, or None: all of them")
         self.micro_batches = micro_batches
-        self.batches: Any = batches if has_length(batches) else list(batches)
+        self.batches: Any = batches
+        there = length_of(batches)
+        if there is None and count is None:
+            self.batches = list(batches)
+            there = len(self.batches)
+        self._count = min(number for number in (there, count) if number is not None)
         self._iterator: Iterator[Any] = iter(())
         self._open: dict[int, list[tuple[Any, Any, int]]] = {}
         self._readers: list[int] = []
         self._next = 0
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return self._count
 
     def start(self) -> None:
         self._iterator = iter(self.batches)
@@ -65,6 +75,8 @@ class Batches:
             raise ConfigError(f"a batch of {samples} samples cannot be cut into {self.micro_batches} micro-batches")
         refuse_uncut(x, "inputs", number)
         refuse_uncut(y, "targets", number)
+        refuse_other_lengths(x, "inputs", number)
+        refuse_other_lengths(y, "targets", number)
         if samples_of(y) not in (samples, 0):
             raise ConfigError(f"batch {number} has {samples} inputs and {samples_of(y)} targets")
         sizes = [
@@ -78,24 +90,28 @@ class Batches:
         return parts
 
 
-def has_length(batches: Iterable[Any]) -> bool:
+def length_of(batches: Iterable[Any]) -> int | None:
     """A DataLoader of an IterableDataset has a __len__ that says that there is none."""
     try:
-        len(batches)  # type: ignore[arg-type]
+        return len(batches)  # type: ignore[arg-type]
     except TypeError:
-        return False
-    return True
+        return None
 
 
 def samples_of(value: Any) -> int:
-    """Of the first tensor in it; 0 if there is none."""
-    if isinstance(value, torch.Tensor):
-        return value.shape[0] if value.dim() else 1
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        return next((count for count in map(samples_of, value) if count), 0)
-    return 0
+    """Of the first tensor in it; one without dimensions is everybody's, and counts where there are no others. 0 if there is none."""
+    tensors = tensors_in(value)
+    return next((int(tensor.shape[0]) for tensor in tensors if tensor.dim()), 1 if tensors else 0)
+
+
+def refuse_other_lengths(value: Any, what: str, number: int) -> None:
+    """All are cut alike, and what is longer would lose its end."""
+    lengths = [int(tensor.shape[0]) for tensor in tensors_in(value) if tensor.dim()]
+    if len(set(lengths)) > 1:
+        raise ConfigError(
+            f"the {what} of batch {number} are tensors of {', '.join(map(str, lengths))} samples; expected as many in each: they are "
+            "cut along the first dimension"
+        )
 
 
 def refuse_uncut(value: Any, what: str, number: int) -> None:

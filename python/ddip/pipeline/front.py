@@ -20,11 +20,13 @@ from ddip.pipeline.after_failure import make_replicas_equal
 from ddip.pipeline.arguments import (
     clipping_of,
     refuse_other_counts,
+    refuse_other_kinds,
     refuse_other_numbers,
     refuse_other_order,
     refuse_other_stages,
     refuse_what_cannot_be_called,
     window_of,
+    without_effect,
 )
 from ddip.pipeline.batches import Batches
 from ddip.pipeline.cutting import Cut, cut
@@ -34,6 +36,7 @@ from ddip.pipeline.metrics import Metric, Metrics
 from ddip.pipeline.modes import evaluating, make_train
 from ddip.pipeline.parts import Split, edges_of, parts_of
 from ddip.pipeline.policy_choice import chosen_policy
+from ddip.pipeline.random_state import RandomState
 from ddip.pipeline.rates import MakeScheduler
 from ddip.pipeline.report import Report
 from ddip.pipeline.run_report import report_of
@@ -44,7 +47,7 @@ from ddip.pipeline.stepping import MakeOptimizer, Stepping
 from ddip.pipeline.textbook_policies import checked_options
 from ddip.pipeline.tying import aliases, tie_stages
 from ddip.pipeline.writer import STOPPED, Writer
-from ddip.replicas import gather_objects
+from ddip.replicas import gather_objects, together
 
 Loss = Callable[[Any, Any], Any]
 # Schedules whose window follows the measured links. paci is left alone: it must not run ahead more than one step.
@@ -69,8 +72,8 @@ class Pipeline:
     scheduler  a function from such an optimizer to its learning-rate scheduler
     micro_batches   parts of a batch. accumulate: micro-batches to a step (asynchronous), or batches to a step (synchronous)
     precision  fp32, or bf16: autocast. recompute: a micro-batch keeps its inputs instead of its graph
-    warmup, switch_at, flush_every, max_staleness   batches before, from or after which an asynchronous schedule is synchronous, and
-               the limit of virtual_async; docs/pipeline.md
+    warmup, switch_at, flush_every, max_staleness   batches before, from or after which an asynchronous schedule is synchronous (the
+               first two count those of earlier runs, too), and the limit of virtual_async; docs/pipeline.md
     placement  the rank of each stage. seed: of the random numbers in the stages
     clip       the largest norm of a step's gradient. clipping: "global", the norm of all stages together (of some steps before where
                steps do not wait for each other), "proportional", each stage its share of the limit, by its number of parameters,
@@ -121,6 +124,8 @@ class Pipeline:
         self.ranks = comm() if ranks is None else ranks
         refuse_what_cannot_be_called(optimizer, scheduler, loss)
         refuse_other_stages(stages)
+        counts = {"warmup": warmup, "flush_every": flush_every, "switch_at": switch_at, "max_staleness": max_staleness}
+        refuse_other_kinds(replicas, counts, {"recompute": recompute, "gaps": gaps})
         if self.ranks.name == "nccl":
             raise ConfigError(
                 "backend nccl: a pipeline does not send its messages by it; expected shm, which goes from GPU to GPU, or gloo, mpi"
@@ -137,7 +142,7 @@ class Pipeline:
         elif partition is not None or leaves:
             needs = "partition=" if partition is not None else "leaves="
             raise ConfigError(f"{needs} needs example=, the inputs of one micro-batch")
-        self.parts = parts_of(model, stages if stages is not None else self.width)
+        self.parts = parts_of(model, stages, self.width)
         self.kinds = [type(part.module).__name__ for part in self.parts]  # for people
         self.ties = tie_stages(self.parts)
         self.modules = [part.module for part in self.parts]
@@ -184,6 +189,7 @@ class Pipeline:
         self.plan = self.plan_of(enough + warmup + (switch_at or 0))
         self._frames = [max(2, frames) for frames in self.plan.capacity]
         self.notes: list[str] = list(self.plan.notes)  # what was asked for and is not so, for people
+        self.notes += without_effect(schedule, window, clip, clipping, ledger, program)
         self.policy_name, notes = chosen_policy(staleness, schedule, optimizer, self.modules, self.is_stale())
         self.notes += notes
         refuse_other_order(order, self.policy_name, self.clipping)
@@ -201,11 +207,10 @@ class Pipeline:
         self.calls: dict[int, StageCalls] = {}
         self.steppings: dict[int, Stepping] = {}
         self.versions: dict[int, Any] = {}
-        self.native_stages = [
-            made_stage(self, index, optimizer, scheduler, clip, recompute)
-            for index, rank in enumerate(self.placement)
-            if rank == self.place
-        ]
+        mine = [index for index, rank in enumerate(self.placement) if rank == self.place]
+        self.native_stages = together(
+            lambda: [made_stage(self, index, optimizer, scheduler, clip, recompute) for index in mine], self.ranks
+        )
         self.norm_delay = self._norm_delay()
         self._writer = Writer(ledger, self, program) if ledger else None
         self._executor = self._make_executor()
@@ -230,31 +235,47 @@ class Pipeline:
 
     # --- what is run
 
-    def plan_of(self, batches: int) -> Any:
-        """The plan for so many batches; it is checked before anything runs."""
-        plan = engine().make_plan(batches=batches, **self.request)
+    def plan_of(self, batches: int, done: int = 0) -> Any:
+        """The plan for so many batches after those that are done; it is checked before anything runs."""
+        request = {**self.request, "warmup": max(0, self.request["warmup"] - done)}
+        if "switch_at" in request:
+            request["switch_at"] = max(0, request["switch_at"] - done)
+        plan = engine().make_plan(batches=batches, **request)
         verdict = plan.check()
         if not verdict.ok:
             raise ConfigError(f"the plan is refused: {verdict.error}")
         return plan
 
-    def run(self, batches: Iterable[Any], show: bool = False) -> Report:
+    def run(self, batches: Iterable[Any], show: bool = False, count: int | None = None) -> Report:
         """Trains on them. Every rank gives its own iterable of pairs (x, y), equally seeded and equally long: the first
-        stage reads x, the last one y. `show`: a notebook draws what the ranks do while they do it."""
+        stage reads x, the last one y. `show`: a notebook draws what the ranks do while they do it. `count`: on so many of them at
+        most; an iterator has the others still, so that a stream without an end can be trained on part by part. An iterable without
+        a length is read to its end before anything runs, unless there is a `count`."""
         with Watch(show) as watch:
-            watch.report = self._run(batches, True, watch, Metrics(None))
+            watch.report = self._run(batches, True, watch, Metrics(None), count)
         return watch.report
 
-    def evaluate(self, batches: Iterable[Any], metrics: Mapping[str, Metric] | None = None) -> Report:
+    def evaluate(
+        self, batches: Iterable[Any], metrics: Mapping[str, Metric] | None = None, count: int | None = None
+    ) -> Report:
         """The losses of the newest weights, without training. `metrics`: functions of (output, target) that give the mean over a
-        micro-batch, each under its name; `report.metrics` has their means over all samples."""
-        return self._run(batches, False, Watch(show=False), Metrics(metrics))
+        micro-batch, each under its name; `report.metrics` has their means over all samples. `count`: see `run`."""
+        return self._run(batches, False, Watch(show=False), Metrics(metrics), count)
 
-    def _run(self, batches: Iterable[Any], training: bool, watch: Watch, metrics: Metrics) -> Report:
+    def _run(self, batches: Iterable[Any], training: bool, watch: Watch, metrics: Metrics, count: int | None) -> Report:
         self.follow_rebuild()
         self._make_equal_again()
         self._refuse_other_parameters()
-        source = Batches(batches, self.micro_batches)
+        before = RandomState()
+        try:
+            return self._run_all(Batches(batches, self.micro_batches, count), training, watch, metrics)
+        except BaseException:
+            # The first stage has read further than the last one, and a loader may draw random numbers for each sample: the next
+            # batches would not be the same on all ranks.
+            before.restore()
+            raise
+
+    def _run_all(self, source: Batches, training: bool, watch: Watch, metrics: Metrics) -> Report:
         said = [len(source), self.fingerprint(), training, metrics.names]
         ends = self._writer.ends_before(training) if self._writer else ""
         everybody = gather_objects((said, uuid.uuid4().hex, ends), self.ranks)
@@ -277,7 +298,7 @@ class Pipeline:
         if len(source) == 0:
             return Report([], [], 0.0, [], metrics.means(self.ranks), is_evaluation=not training)
         if training:
-            self.plan = self.plan_of(len(source))
+            self.plan = self.plan_of(len(source), self.micro_batches_done // self.micro_batches)
             actions, self._done = engine().PlanActions(self.plan, self.place), None
         else:
             actions = engine().forwards_only(self.edges, self.placement, self.place, len(source) * self.micro_batches)
@@ -396,7 +417,7 @@ class Pipeline:
         """The newest true weights and buffers of the whole model, on every rank, under the model's own names; of a list of stages:
         "0.weight", …"""
         self.follow_rebuild()
-        mine: dict[str, torch.Tensor] = {}
+        mine: dict[str, Any] = {}
         for stage in self.native_stages:
             for name, tensor in self.stage_state_dict(stage.index).items():
                 mine[self.parts[stage.index].name_of(name)] = tensor
@@ -405,11 +426,11 @@ class Pipeline:
             whole.update(part)
         return whole | aliases(self.ties, self.parts, whole)
 
-    def stage_state_dict(self, index: int) -> dict[str, torch.Tensor]:
-        """Of one of this rank's stages, copied to the CPU."""
+    def stage_state_dict(self, index: int) -> dict[str, Any]:
+        """Of one of this rank's stages, copied to the CPU. A module's extra state may be no tensor."""
         if index in self.versions:
             self.versions[index].settle()
-        return {name: tensor.detach().cpu().clone() for name, tensor in self.modules[index].state_dict().items()}
+        return {name: saving.plain(value) for name, value in self.modules[index].state_dict().items()}
 
     def stage(self, index: int) -> StageView:
         """What is in a stage, wherever it is: weights, steps done, rates. All ranks call it."""

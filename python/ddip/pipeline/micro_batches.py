@@ -26,7 +26,8 @@ def _split(tree: Any, count: int) -> list[Any]:
     if isinstance(tree, Tensor) and tree.dim():
         return list(torch.tensor_split(tree, count))
     if isinstance(tree, (tuple, list)) and tree:
-        return [type(tree)(parts) for parts in zip(*(_split(part, count) for part in tree), strict=True)]
+        several = zip(*(_split(part, count) for part in tree), strict=True)
+        return [type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts) for parts in several]
     if isinstance(tree, dict) and tree:
         values = zip(*(_split(part, count) for part in tree.values()), strict=True)
         return [dict(zip(tree, parts, strict=True)) for parts in values]

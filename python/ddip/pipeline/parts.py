@@ -59,17 +59,22 @@ class Part:
         return self.prefix + parameter
 
 
-def parts_of(model: torch.nn.Module | Sequence[torch.nn.Module] | Split, stages: int) -> list[Part]:
-    parts = _parts_of(model, stages)
+def parts_of(
+    model: torch.nn.Module | Sequence[torch.nn.Module] | Split, stages: int | None, ranks: int = 1
+) -> list[Part]:
+    """`stages`: as many as were asked for; None: a stage for each of the ranks."""
+    parts = _parts_of(model, stages, ranks)
     refuse_shared_statistics([part.module for part in parts], getattr(model, "written", ()))
     return parts
 
 
-def _parts_of(model: torch.nn.Module | Sequence[torch.nn.Module] | Split, stages: int) -> list[Part]:
+def _parts_of(
+    model: torch.nn.Module | Sequence[torch.nn.Module] | Split, stages: int | None, ranks: int = 1
+) -> list[Part]:
     if hasattr(model, "routes"):
         return parts_of_split(model)
     if is_plain_sequential(model):
-        return parts_of_sequential(model, stages)
+        return parts_of_sequential(model, stages or ranks)
     if isinstance(model, torch.nn.Module):
         refuse_hooks(model)
         raise ConfigError(
@@ -79,6 +84,8 @@ def _parts_of(model: torch.nn.Module | Sequence[torch.nn.Module] | Split, stages
     parts = [Part(module, f"{index}.") for index, module in enumerate(model)]  # type: ignore[arg-type]
     if any(not isinstance(part.module, torch.nn.Module) for part in parts):
         raise ConfigError("a list of stages holds something that is no nn.Module")
+    if stages is not None and stages != len(parts):
+        raise ConfigError(f"stages={stages}: the list has {len(parts)}; expected as many, or none said")
     return parts
 
 

@@ -8,7 +8,7 @@ import torch
 
 from ddip.communicators import engine
 from ddip.errors import ConfigError
-from ddip.pipeline.stepping import MakeOptimizer, group_of, rule_of
+from ddip.pipeline.stepping import MakeOptimizer, Stepping, group_of, rule_of
 
 
 def chosen_policy(
@@ -31,6 +31,13 @@ def chosen_policy(
         if why:
             notes.append(f"staleness={name!r}: {why}")
     return "stash" if schedule == "2bw" else name, notes  # its backwards read what their forwards did
+
+
+def refuse_other_rule(stage: str, stepping: Stepping, policy: str) -> None:
+    """The policy was chosen by the first stage's optimizer; `optimizer=` may make another kind for each."""
+    fit, why = engine().optimizer_takes(stepping.state(), policy)
+    if fit == engine().Fit.refused:
+        raise ConfigError(f"staleness={policy!r}: {stage} is trained by {type(stepping.optimizer).__name__}, and {why}")
 
 
 def automatic(rule: str | None, schedule: str, is_stale: bool) -> str:

@@ -37,8 +37,8 @@ class FirstRates:
 
     def __init__(self, groups: list[dict[str, Any]], scheduler: Any) -> None:
         self._in_groups = [{key: float(group[key]) for key in IN_GROUPS if key in group} for group in groups]
-        self._in_lists = [
-            (rates, [float(rate) for rate in rates])
+        self._in_lists = [  # by name: a scheduler that is loaded has other lists
+            (part, name, [float(rate) for rate in rates])
             for part in parts_of_scheduler(scheduler)
             for name in IN_LISTS
             if (rates := getattr(part, name, None))
@@ -48,8 +48,8 @@ class FirstRates:
         """Of one group: every rate that comes from them will be so much larger than it would have been at first."""
         for key, first in self._in_groups[index].items():
             group[key] = first * factor
-        for rates, first_rates in self._in_lists:
-            rates[index] = first_rates[index] * factor
+        for part, name, first_rates in self._in_lists:
+            getattr(part, name)[index] = first_rates[index] * factor
 
 
 class Future:
@@ -66,6 +66,7 @@ class Future:
         ]
         for group in groups:
             group["lr"] = group.pop("initial_lr", group["lr"])
+        self._first = [float(group["lr"]) for group in groups]
         self._optimizer = torch.optim.SGD(groups, lr=0.1)
         self._scheduler = make_scheduler(self._optimizer)
         if isinstance(self._scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -85,12 +86,21 @@ class Future:
             self._known.append(self._now())
         return self._known[step]
 
+    def factor(self, step: int, index: int, rate: float) -> float:
+        """By how much `rate`, of this group at this step, is larger than was planned. Where that was 0 (a warm-up's first step) it is
+        compared with the rate that the scheduler was given."""
+        planned = self.planned(step)[index] or self._first[index]
+        return rate / planned if planned and planned != rate else 1.0
+
     def rates(self, step: int, count: int, groups: Iterable[dict[str, Any]]) -> list[list[float]]:
         """By group: those of `count` steps from `step` on. A rate that somebody has changed by hand changes the later ones alike."""
         found = []
         for index, group in enumerate(groups):
             planned = [self.planned(number)[index] for number in range(step, step + count)]
             actual = float(group["lr"])
-            factor = 1.0 if planned[0] == actual or planned[0] == 0 else actual / planned[0]
-            found.append([rate * factor if factor != 1.0 else rate for rate in planned])
+            # Where 0 was planned, the rate now says nothing, but the one does that the scheduler computes later ones from.
+            factor = self.factor(
+                step, index, actual if planned[0] else float(group.get("initial_lr", self._first[index]))
+            )
+            found.append([actual, *(rate * factor if factor != 1.0 else rate for rate in planned[1:])])
         return found

@@ -3,38 +3,33 @@ A run that goes on from here is a run that drains at this place."""
 
 from __future__ import annotations
 
+import io
 import os
+from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ddip.errors import ConfigError
-from ddip.replicas import broadcast_object, gather_objects
+from ddip.pipeline.borders import with_tensors
+from ddip.replicas import broadcast_object, gather_objects, together
 
 if TYPE_CHECKING:
     from ddip.pipeline.front import Pipeline
+    from ddip.pipeline.stepping import Stepping
 
 FORMAT = 2
 
 
 def save(pipe: Pipeline, path: str | Path) -> None:
     """All ranks. Rank 0 writes; a crash leaves the old file or the new one."""
-    mine = {index: plain(stage_state(pipe, index)) for index in pipe.mine}
-    everybody = gather_objects((pipe.replica, mine, pipe.squares), pipe.ranks)
-    whole = {index: state for replica, part, _ in everybody if replica == 0 for index, state in part.items()}
-    # Replicas have the same weights and each its own running statistics.
-    buffers = {
-        (replica, index): {name: state["model"][name] for name in buffers_of(pipe, index) if name in state["model"]}
-        for replica, part, _ in everybody
-        for index, state in part.items()
-    }
-    squares = max((squares for _, _, squares in everybody), key=len)  # a rank without weights has none
+    mine = together(lambda: {index: writable(index, stage_state(pipe, index)) for index in pipe.mine}, pipe.ranks)
+    everybody = gather_objects((pipe.replica, mine, pipe.squares), pipe.ranks, root=0)
     failure = ""
     if pipe.ranks.rank == 0:
         try:
-            state = {"format": FORMAT, "stages": whole, "micro_batches": pipe.micro_batches_done, "squares": squares}
-            write({**state, "buffers": buffers}, Path(path))
+            write(whole_of(pipe, everybody), Path(path))
         except OSError as error:
             failure = f"{path}: {error.strerror}"
     failure = broadcast_object(failure, ranks=pipe.ranks)
@@ -42,17 +37,26 @@ def save(pipe: Pipeline, path: str | Path) -> None:
         raise ConfigError(failure)
 
 
+def whole_of(pipe: Pipeline, everybody: list[tuple[int, dict[int, Any], dict[int, float]]]) -> dict[str, Any]:
+    # Replicas have the same weights and each its own running statistics.
+    buffers = {
+        (replica, index): {name: state["model"][name] for name in buffers_of(pipe, index) if name in state["model"]}
+        for replica, part, _ in everybody
+        for index, state in part.items()
+    }
+    return {
+        "format": FORMAT,
+        "stages": {index: state for replica, part, _ in everybody if replica == 0 for index, state in part.items()},
+        "buffers": buffers,
+        "micro_batches": pipe.micro_batches_done,
+        "squares": max((squares for _, _, squares in everybody), key=len),  # a rank without weights has none
+        "policy": pipe.policy_name,
+    }
+
+
 def load(pipe: Pipeline, path: str | Path) -> None:
     """All ranks, each reads what its stages need. If one of them cannot take it, none of them is changed."""
-    found, refused = None, ""
-    try:
-        found = read(pipe, path)
-    except ConfigError as error:
-        refused = str(error)
-    for rank, why in enumerate(gather_objects(refused, pipe.ranks)):
-        if why:
-            raise ConfigError(why if refused else f"rank {rank}: {why}")
-    assert found
+    found = together(lambda: read(pipe, path), pipe.ranks)
     for index in pipe.mine:
         restore_stage(pipe, index, state_for(pipe, index, found))
     pipe.micro_batches_done = found["micro_batches"]
@@ -72,6 +76,8 @@ def read(pipe: Pipeline, path: str | Path) -> dict[str, Any]:
         or len(found.get("stages", ())) != len(pipe.modules)
     ):
         raise ConfigError(f"{path}: it is no pipeline of {len(pipe.modules)} stages")
+    if found.get("policy", pipe.policy_name) != pipe.policy_name:  # what one has gathered says nothing to another
+        raise ConfigError(f"{path}: it was trained with staleness={found['policy']!r}; here it is {pipe.policy_name!r}")
     for index in pipe.mine:
         refuse_other_model(pipe, index, state_for(pipe, index, found), path)
         refuse_other_optimizer(pipe, index, found["stages"][index], path)
@@ -85,12 +91,35 @@ def state_for(pipe: Pipeline, index: int, found: dict[str, Any]) -> dict[str, An
 
 
 def plain(value: Any) -> Any:
-    """NumPy's numbers, which a scheduler may have made, are none that a file without code can have."""
-    if hasattr(value, "item") and not isinstance(value, torch.Tensor):
+    """A copy that a file without code can have. A moment is a slice of its stage's flat memory, all of which would be written with
+    each of them; NumPy's numbers, which a scheduler may have made, are of a class of their own."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    if hasattr(value, "item"):
         return value.item()
-    if isinstance(value, dict):
+    if type(value) in (dict, OrderedDict):
         return {key: plain(part) for key, part in value.items()}
     return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
+
+
+def writable(index: int, state: dict[str, Any]) -> dict[str, Any]:
+    """Itself, unless something in it would not come back: a file is read without running code, and a module's extra state may be of
+    a class that somebody wrote."""
+    for part, values in state.items():
+        for name, value in values.items() if isinstance(values, dict) else ():
+            file = io.BytesIO()
+            try:
+                torch.save(without_tensors(value), file)
+                torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+            except Exception as error:  # noqa: BLE001 - whatever pickle says
+                said = str(error).splitlines()[0]
+                raise ConfigError(f"stage {index}: {name!r} of its {part} cannot be saved ({said})") from None
+    return state
+
+
+def without_tensors(value: Any) -> Any:
+    """They can always be written, and may be large."""
+    return with_tensors(value, lambda _: torch.empty(0))
 
 
 def write(state: dict[str, Any], path: Path) -> None:
@@ -112,15 +141,17 @@ def buffers_of(pipe: Pipeline, index: int) -> list[str]:
 
 
 def stage_state(pipe: Pipeline, index: int) -> dict[str, Any]:
+    """On the CPU, in memory of its own."""
     state: dict[str, Any] = {"model": pipe.stage_state_dict(index)}
     stepping = pipe.steppings.get(index)
     if stepping and stepping.optimizer:
-        state["optimizer"] = stepping.optimizer.state_dict()
+        state["optimizer"] = plain(stepping.optimizer.state_dict())
         state["optimizer_name"] = type(stepping.optimizer).__name__
         state["steps"] = stepping.steps
-        state["policy"] = dict(pipe.policies[index].state())
+        state["policy"] = plain(dict(pipe.policies[index].state()))
         if stepping.scheduler:
-            state["scheduler"] = stepping.scheduler.state_dict()
+            state["scheduler"] = plain(stepping.scheduler.state_dict())
+            state["scheduler_name"] = type(stepping.scheduler).__name__
     return state
 
 
@@ -128,6 +159,7 @@ def refuse_other_optimizer(pipe: Pipeline, index: int, state: dict[str, Any], pa
     stepping = pipe.steppings.get(index)
     if not stepping or not stepping.optimizer:
         return
+    refuse_other_scheduler(index, stepping, state, path)
     theirs = state.get("optimizer", {}).get("param_groups", [])
     mine = stepping.optimizer.state_dict()["param_groups"]
     name = type(stepping.optimizer).__name__
@@ -141,12 +173,24 @@ def refuse_other_optimizer(pipe: Pipeline, index: int, state: dict[str, Any], pa
         )
 
 
+def refuse_other_scheduler(index: int, stepping: Stepping, state: dict[str, Any], path: str | Path) -> None:
+    mine_is, theirs_is = type(stepping.scheduler).__name__, state.get("scheduler_name", type(None).__name__)
+    if mine_is != theirs_is:
+        said = {"NoneType": "without a scheduler"}
+        raise ConfigError(
+            f"{path}: stage {index} was trained {said.get(theirs_is, f'with {theirs_is}')}; "
+            f"it is {said.get(mine_is, f'with {mine_is}')} here"
+        )
+
+
 def refuse_other_model(pipe: Pipeline, index: int, state: dict[str, Any], path: str | Path) -> None:
     mine, theirs = pipe.modules[index].state_dict(), state["model"]
     for name in [*mine, *theirs]:
         if name not in theirs or name not in mine:
             where = "the file has none" if name not in theirs else "only the file has it"
             raise ConfigError(f"{path}: stage {index} is another one ({name!r}: {where})")
+        if isinstance(mine[name], torch.Tensor) != isinstance(theirs[name], torch.Tensor):
+            raise ConfigError(f"{path}: stage {index} is another one ({name!r} is a tensor here or there only)")
         if isinstance(mine[name], torch.Tensor) and mine[name].shape != theirs[name].shape:
             raise ConfigError(
                 f"{path}: stage {index} is another one ({name!r} has the shape {list(theirs[name].shape)} there "
@@ -166,4 +210,10 @@ def restore_stage(pipe: Pipeline, index: int, state: dict[str, Any]) -> None:
             if name in true:
                 true[name].copy_(tensor)
     stepping.restore(state["optimizer"], state["steps"], state.get("scheduler"))
-    pipe.policies[index].load_state(state["policy"])
+    pipe.policies[index].load_state({name: there(tensor, stepping) for name, tensor in state["policy"].items()})
+
+
+def there(tensor: torch.Tensor, stepping: Stepping) -> torch.Tensor:
+    """What a policy keeps of each weight is where the weights are."""
+    truth = stepping.weights.truth
+    return tensor.to(truth.device) if tensor.shape == truth.shape else tensor

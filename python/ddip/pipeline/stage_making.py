@@ -11,6 +11,7 @@ import ddip
 from ddip.communicators import engine
 from ddip.pipeline.auxiliary import taken
 from ddip.pipeline.memory import Activations
+from ddip.pipeline.policy_choice import refuse_other_rule
 from ddip.pipeline.rates import MakeScheduler
 from ddip.pipeline.stage_calls import StageCalls, weakly
 from ddip.pipeline.stepping import MakeOptimizer, Stepping
@@ -43,6 +44,7 @@ def made_stage(
         apart = pipe.is_stale(index) or "spectrain" in pipe.policy_name
         weights = native.Weights(list(trained.values()), list(trained), apart)
         stepping = Stepping(weights, list(trained), optimizer, scheduler, stage.name)
+        refuse_other_rule(stage.name, stepping, pipe.policy_name)
         pipe.steppings[index] = stepping
         stage.versions = native.Versions(
             weights,

@@ -54,7 +54,8 @@ def look_at(pipe: Pipeline, stage: int) -> StageView:
         stepping = pipe.steppings.get(stage)
         mine = StageView(
             stage, pipe.ranks.rank, str(pipe.modules[stage]), stepping.steps if stepping else 0,
-            [float(group["lr"]) for group in stepping.groups] if stepping else [], pipe.stage_state_dict(stage),
+            [float(group["lr"]) for group in stepping.groups] if stepping else [],
+            {name: value for name, value in pipe.stage_state_dict(stage).items() if isinstance(value, torch.Tensor)},
         )  # fmt: skip
     views: list[StageView | None] = gather_objects(mine, pipe.ranks)
     return next(view for view in views if view is not None)

@@ -272,10 +272,9 @@ class Stepping:
     def set_rate(self, rate: float) -> None:
         """From the next step on. What a scheduler makes of it later is scaled alike, also where that computes each rate from the
         first one (LambdaLR) and not from the last."""
-        planned = self.future.planned(self.steps) if self.future else []
         for index, group in enumerate(self.groups):
-            if planned and planned[index]:
-                self._first_rates.scale(index, group, rate / planned[index])
+            if self.future:
+                self._first_rates.scale(index, group, self.future.factor(self.steps, index, rate))
             group["lr"] = rate
 
     def restore(self, optimizer: dict[str, Any], steps: int, scheduler: dict[str, Any] | None) -> None:

@@ -1,6 +1,7 @@
 #include "ddip/pipeline/batches.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -44,13 +45,26 @@ Batch Batches::read(int64_t number) const {
 }
 
 int64_t samples_of(const Value& value) {
+  const std::vector<at::Tensor> tensors = tensors_of(value);
+  const auto first = std::ranges::find_if(tensors, [](const at::Tensor& tensor) { return tensor.dim() > 0; });
+  return first != tensors.end() ? first->size(0) : tensors.empty() ? 0 : 1;
+}
+
+void refuse_other_lengths(const Value& value, const char* what, int64_t number) {
+  std::vector<int64_t> lengths;
   for (const at::Tensor& tensor : tensors_of(value)) {
-    if (int64_t samples = tensor.dim() > 0 ? tensor.size(0) : 1; samples > 0) return samples;
+    if (tensor.dim() > 0) lengths.push_back(tensor.size(0));
   }
-  return 0;
+  if (std::ranges::adjacent_find(lengths, std::ranges::not_equal_to()) != lengths.end())
+    throw ConfigError(
+        fmt::format("the {} of batch {} are tensors of {} samples; expected as many in each: they are cut along the "
+                    "first dimension",
+                    what, number, fmt::join(lengths, ", ")));
 }
 
 std::vector<MicroBatch> cut_batch(const Batch& batch, int micro_batches, int64_t number, int64_t batches) {
+  refuse_other_lengths(batch.x, "inputs", number);
+  refuse_other_lengths(batch.y, "targets", number);
   int64_t samples = samples_of(batch.x), targets = samples_of(batch.y);
   if (samples < micro_batches && number == 0 && batches > 1)
     throw ConfigError(fmt::format("a batch of {} samples cannot be cut into {} micro-batches", samples, micro_batches));

@@ -48,8 +48,11 @@ struct MicroBatch {
 // A last batch that is too small gives empty ones. Throws ConfigError.
 std::vector<MicroBatch> cut_batch(const Batch& batch, int micro_batches, int64_t number, int64_t batches);
 
-// Of the first tensor in it; 0 if there is none.
+// Of the first tensor in it; one without dimensions is everybody's, and counts where there are no others. 0 if there is
+// none.
 int64_t samples_of(const Value& value);
+// All are cut alike, and what is longer would lose its end: throws ConfigError.
+void refuse_other_lengths(const Value& value, const char* what, int64_t number);
 
 class MicroBatchReader {
  public:

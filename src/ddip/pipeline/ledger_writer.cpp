@@ -85,7 +85,22 @@ void LedgerWriter::watch(int stage, const Part& part, const Weights& weights, St
   };
 }
 
-void LedgerWriter::add(const Record& record, int64_t first) {
+void LedgerWriter::run_begins() {
+  if (told_.is_null()) told_ = told();
+}
+
+json LedgerWriter::told() const {
+  json found{{"threads", at::get_num_threads()}, {"optimizers", json::array()}};
+  for (const auto& [index, stage] : stages_)
+    found["optimizers"].push_back(described(*stage.part, *stage.weights, *stage.stepping));
+  return found;
+}
+
+std::string LedgerWriter::add(const Record& record, int64_t first) {
+  for (const json& changed : gather_json(*ranks_, told() != told_)) {
+    if (changed.get<bool>())
+      return "a run with other options of an optimizer than its rate, or another number of threads";
+  }
   std::map<int64_t, double> losses;
   for (const auto& [micro_batch, sum, count] : record.losses.all()) losses[micro_batch] = sum;
   int64_t micro_batches = first;
@@ -98,12 +113,16 @@ void LedgerWriter::add(const Record& record, int64_t first) {
   for (const Done& done : record.actions()) {
     if (json line = line_of(done, first, losses); !line.is_null()) lines.push_back(line.dump());
   }
-  publish(lines, micro_batches);
+  const std::string why = publish(lines, micro_batches);
+  return why.empty() ? "" : fmt::format("a run that could not be written: {}", why);
 }
 
-void LedgerWriter::begin() { publish(json::array(), 0); }
+void LedgerWriter::begin() {
+  if (const std::string why = publish(json::array(), 0); !why.empty())
+    throw ConfigError(fmt::format("ledger: {}", why));
+}
 
-void LedgerWriter::publish(const json& lines, int64_t micro_batches) {
+std::string LedgerWriter::publish(const json& lines, int64_t micro_batches) {
   json mine{{"lines", lines}, {"about", json::array()}, {"micro_batches", micro_batches}};
   for (const auto& [index, stage] : stages_) mine["about"].push_back({index, about(stage)});
   std::map<int, json> everything;
@@ -117,12 +136,12 @@ void LedgerWriter::publish(const json& lines, int64_t micro_batches) {
     try {
       write(everything, micro_batches);
     } catch (const std::exception& error) {
-      failure = fmt::format("ledger: {}", error.what());
+      failure = error.what();
     }
   } else {
     lines_.clear();
   }
-  if (const std::string said = gather_json(*ranks_, failure)[0]; !said.empty()) throw ConfigError(said);
+  return gather_json(*ranks_, failure)[0];
 }
 
 std::vector<json> LedgerWriter::begins(const Record& record, int64_t first) const {

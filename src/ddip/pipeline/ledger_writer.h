@@ -26,8 +26,11 @@ class LedgerWriter {
   // All ranks, when every stage is watched: a file that cannot be written is found before anything runs, and one of an
   // earlier pipeline does not outlive it. Throws ConfigError, on all of them.
   void begin();
-  // All ranks, after a run whose micro-batches are counted from `first`.
-  void add(const Record& record, int64_t first);
+  // Before a run.
+  void run_begins();
+  // All ranks, after a run whose micro-batches are counted from `first`. Before what the ledger ends, if it cannot have
+  // this run; nothing: it goes on.
+  std::string add(const Record& record, int64_t first);
   // A run has failed: what it did is not known, so that nothing after it could be replayed. The file ends before it.
   void end();
   bool ended() const { return ended_; }
@@ -54,14 +57,17 @@ class LedgerWriter {
   int distance(int stage, bool backward) const;
   bool has(const char* policy) const { return settings_.has_policy(policy); }
   Json about(const Watched& stage) const;
-  // All ranks. `lines` are this rank's; those of all of them are in the file then.
-  void publish(const Json& lines, int64_t micro_batches);
+  // What the header says of all runs.
+  Json told() const;
+  // All ranks. `lines` are this rank's; those of all of them are in the file then. Why not, if they are not.
+  std::string publish(const Json& lines, int64_t micro_batches);
   void write(const std::map<int, Json>& about, int64_t micro_batches) const;
 
   const Settings& settings_;
   const std::shared_ptr<tensors::Communicator> ranks_;
   std::map<int, Watched> stages_;
   std::vector<std::string> lines_;  // of all ranks, on rank 0
+  Json told_;                       // of the first run
   bool ended_ = false;
 };
 

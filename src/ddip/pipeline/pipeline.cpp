@@ -16,6 +16,7 @@
 #include "ddip/pipeline/modes.h"
 #include "ddip/pipeline/saving.h"
 #include "ddip/staleness/make_policy.h"
+#include "ddip/staleness/matrix.h"
 
 namespace ddip {
 
@@ -44,6 +45,8 @@ struct Pipeline::Inside {
   void add_metrics(Report& report) const;
   void make_equal_again();
   void add_note(const std::string& note);
+  // Nothing from here on could be replayed.
+  void end_ledger(const std::string& before);
   void require_agreement(int64_t batches, bool training);
   Record execute(bool training);
   NamedTensors state();
@@ -120,7 +123,10 @@ void Pipeline::Inside::make_executor(const MakeOptimizer& make) {
     if (trained_elements(part(index)) > 0) trained.insert(rank);
     if (rank == settings.place) mine.push_back(index);
   }
-  for (int index : mine) stages.push_back(make_stage(index, make));
+  agreed(*ranks, [&] {
+    for (int index : mine) stages.push_back(make_stage(index, make));
+    return json();
+  });
   if (!settings.options.ledger.empty()) open_ledger();
   Arrangement arrangement{.edges = settings.request.edges,
                           .rank_of_stage = settings.request.rank_of_stage,
@@ -145,6 +151,10 @@ std::shared_ptr<Versions> Pipeline::Inside::make_versions(int index, const MakeO
   const bool apart = settings.is_stale(index) || settings.policy().find("spectrain") != std::string::npos;
   auto weights = std::make_shared<Weights>(parameters, names, apart);
   auto& stepping = steppings[index] = std::make_unique<Stepping>(weights, make, settings.options.scheduler);
+  // The policy was chosen by another stage's optimizer; each may have its own.
+  if (const auto [fit, why] = staleness::optimizer_takes(stepping->asks().optimizer(), settings.policy());
+      fit == staleness::Fit::refused)
+    throw ConfigError(fmt::format("staleness={:?}: stage {}: {}", settings.policy(), index, why));
   return versions[index] = std::make_shared<Versions>(
              weights, staleness::make_policy(settings.policy(), settings.options.staleness_options), stepping->asks(),
              index, settings.request.stages);
@@ -255,6 +265,11 @@ void Pipeline::Inside::add_note(const std::string& note) {
   if (std::ranges::find(settings.notes, note) == settings.notes.end()) settings.notes.push_back(note);
 }
 
+void Pipeline::Inside::end_ledger(const std::string& before) {
+  ledger->end();
+  add_note(fmt::format("ledger {:?} ends before {}", settings.options.ledger.string(), before));
+}
+
 // After a run that failed.
 void Pipeline::Inside::make_equal_again() {
   if (settings.options.replicas == 1) return;
@@ -284,27 +299,28 @@ Report Pipeline::Inside::run(const Batches& batches, bool training, Metrics metr
     make_train(modules_of(parts));
   else
     evaluating.emplace(modules_of(parts));
-  if (training) settings.plan = settings.plan_of(batches.size());
+  if (training) settings.plan = settings.plan_of(batches.size(), micro_batches_done / settings.options.micro_batches);
   Record record;
+  if (training && ledger) ledger->run_begins();
   whole = !training;  // until it is over
   try {
     record = execute(training);
     whole = true;
   } catch (...) {
-    if (training && ledger && !ledger->ended()) {
-      ledger->end();
-      add_note(fmt::format("ledger {:?} ends before the run that failed", settings.options.ledger.string()));
-    }
+    if (training && ledger && !ledger->ended()) end_ledger("the run that failed");
     throw;
   }
+  const int64_t first = micro_batches_done;
+  if (training) micro_batches_done += source->size();
   for (const auto& [index, node] : record.whole_backwards)
     add_note(fmt::format("stage {}: its backward is not split, because {} computes both parts at once", index, node));
   for (int index : record.unreached) {
     add_note(fmt::format(
         "stage {} has not been trained: its output, or that of a stage behind it, has no graph (a detach?)", index));
   }
-  if (training && ledger && !ledger->ended()) ledger->add(record, micro_batches_done);
-  if (training) micro_batches_done += source->size();
+  if (training && ledger && !ledger->ended()) {
+    if (const std::string before = ledger->add(record, first); !before.empty()) end_ledger(before);
+  }
   return report_of(record, batches.size(), training);
 }
 

@@ -125,9 +125,11 @@ bool Settings::is_stale(int stage) const {
   return false;
 }
 
-schedule::Plan Settings::plan_of(int64_t batches) const {
+schedule::Plan Settings::plan_of(int64_t batches, int64_t done) const {
   schedule::Request asked = request;
   asked.batches = batches;
+  asked.warmup = std::max<int64_t>(0, asked.warmup - done);
+  if (asked.switch_at >= 0) asked.switch_at = std::max<int64_t>(0, asked.switch_at - done);
   schedule::Plan made = schedule::make_plan(asked);
   if (const schedule::Verdict verdict = schedule::check(made); !verdict.ok())
     throw ConfigError(fmt::format("the plan is refused: {}", verdict.error));

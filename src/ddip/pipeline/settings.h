@@ -60,8 +60,8 @@ struct Settings {
   // Whether a forward of this stage, or of any (-1), reads weights that are old at its backward.
   bool is_stale(int stage = -1) const;
   bool recomputes(int stage) const { return options.recompute && stage != request.stages - 1; }
-  // The plan for so many batches, checked.
-  schedule::Plan plan_of(int64_t batches) const;
+  // The plan for so many batches after those that are done, checked.
+  schedule::Plan plan_of(int64_t batches, int64_t done = 0) const;
   // Of all that the ranks must have alike.
   std::string fingerprint() const;
 };

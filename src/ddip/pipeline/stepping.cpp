@@ -158,7 +158,7 @@ std::vector<std::vector<double>> Stepping::rates(int steps) const {
     auto& ahead = found.emplace_back(static_cast<size_t>(steps), now);
     if (!factor_) continue;
     const double changed = changed_by_hand(group, now);
-    for (int step = 0; step < steps; ++step)
+    for (int step = 1; step < steps; ++step)
       ahead[static_cast<size_t>(step)] = first_rates_[group] * factor_(steps_ + step) * changed;
   }
   return found;
@@ -200,7 +200,9 @@ std::vector<double> Stepping::next_rates() const {
 
 double Stepping::changed_by_hand(size_t group, double now) const {
   const double planned = first_rates_[group] * factor_(steps_);
-  return planned == now || planned == 0 ? 1 : now / planned;
+  if (planned != 0) return planned == now ? 1 : now / planned;
+  // A warm-up's first step: what was set is compared with the rate that the optimizer was given.
+  return now == 0 || first_rates_[group] == 0 ? 1 : now / first_rates_[group];
 }
 
 void Stepping::gather_moments() {

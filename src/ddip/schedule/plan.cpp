@@ -39,8 +39,9 @@ void apply_preset(Plan& plan) {
   if (request.schedule == "2bw" || request.schedule == "paci") fit_window_into_a_step(plan);
   if (request.schedule == "2bw") request.needs.stashes = true;
   if (request.schedule == "virtual_async") request.window = capped_window(request.window, request.max_staleness);
-  if (is_synchronous(request.schedule) && (request.warmup > 0 || request.switch_at >= 0))
-    plan.notes.push_back(fmt::format("{} is synchronous: warmup and switch_at change nothing", request.schedule));
+  if (is_synchronous(request.schedule) && (request.warmup > 0 || request.switch_at >= 0 || request.flush_every > 0))
+    plan.notes.push_back(
+        fmt::format("{} is synchronous: warmup, switch_at and flush_every change nothing", request.schedule));
 }
 
 RankLists computations(const Request& request) {

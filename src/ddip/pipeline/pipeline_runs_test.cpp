@@ -1,0 +1,125 @@
+// One pipeline over several runs, on real ranks: phases, rates, ledgers, batches.
+#include <fstream>
+
+#include "ddip/pipeline/testing/folder.h"
+#include "ddip/pipeline/testing/training.h"
+
+namespace ddip::pipeline {
+namespace {
+
+void says(const std::string& said, const std::string& expected) {
+  require(said.find(expected) != std::string::npos, expected + " is in: " + said);
+}
+
+int64_t stale(const Pipeline& pipe) {
+  return std::ranges::count_if(pipe.plan().ranks[0], [](const schedule::Action& one) { return one.staleness > 0; });
+}
+
+bool notes_have(const Pipeline& pipe, const std::string& text) {
+  return std::ranges::any_of(pipe.notes(), [&](const auto& note) { return note.find(text) != std::string::npos; });
+}
+
+std::string text_of(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+}  // namespace
+
+TEST(CppPipelineRuns, phases_count_the_batches_of_earlier_runs) {
+  on_ranks(2, [&](const auto& ranks) {
+    auto runs = [&](PipelineOptions options) {
+      options.staleness = "none";
+      Pipeline pipe(ranks, cut(mlp(), 2), mse, sgd, options);
+      std::vector<int64_t> found;
+      for (int run = 0; run < 3; ++run) {
+        pipe.run(data(4, 12));
+        found.push_back(stale(pipe));
+      }
+      return found;
+    };
+    const int64_t all = runs({.micro_batches = 4})[0];
+    const auto warm = runs({.micro_batches = 4, .warmup = 6}), switched = runs({.micro_batches = 4, .switch_at = 6});
+    require(warm[0] == 0 && warm[1] > 0 && warm[1] < all && warm[2] == all, "a warm-up is done once");
+    require(switched[0] == all && switched[1] > 0 && switched[1] < all && switched[2] == 0, "so is a switch");
+  });
+}
+
+TEST(CppPipelineRuns, a_rate_set_where_none_was_planned_scales_the_later_ones) {
+  on_ranks(2, [&](const auto& ranks) {
+    const RateFactor rising = [](int64_t step) { return std::min(1.0, static_cast<double>(step) / 4); };
+    Pipeline pipe(ranks, cut(mlp(), 2), mse, sgd, {.schedule = "gpipe", .micro_batches = 4, .scheduler = rising});
+    pipe.optimizer(ranks->rank())->param_groups()[0].options().set_lr(0.001);
+    pipe.run(data(8, 12));
+    const RateFactor expected = [&](int64_t step) { return (step == 0 ? 1 : rising(step)) * 0.001 / 0.05; };
+    require(furthest(in_one_process(mlp(), data(8, 12), sgd, 1, expected), pipe.state()) < 1e-12, "from the first on");
+  });
+}
+
+TEST(CppPipelineRuns, a_stage_whose_optimizer_the_policy_does_not_know_is_refused_on_all_ranks) {
+  on_ranks(2, [&](const auto& ranks) {
+    const MakeOptimizer mixed = [](const auto& parameters) -> std::unique_ptr<torch::optim::Optimizer> {
+      if (parameters[0].size(1) == 6) return sgd(parameters);
+      return std::make_unique<torch::optim::Adam>(parameters);
+    };
+    says(refusal([&] { Pipeline(ranks, cut(mlp(), 2), mse, mixed); }),
+         "staleness=\"msnag\": stage 1: msnag is for SGD; for adam use adam");
+    Pipeline kept(ranks, cut(mlp(), 2), mse, mixed, {.staleness = "stash"});
+    require(kept.run(data(2, 16)).losses.size() == 2, "their weights can be kept");
+  });
+}
+
+TEST(CppPipelineRuns, a_ledger_that_cannot_have_a_run_ends_before_it_and_training_goes_on) {
+  const Folder folder;
+  on_ranks(2, [&](const auto& ranks) {
+    const auto path = folder.path() / "run.ledger";
+    if (ranks->rank() == 0) std::filesystem::create_directories(folder.path());
+    ranks->barrier();
+    auto made = [&](const std::filesystem::path& ledger) {
+      auto model = mlp();
+      torch::nn::Sequential first = layers(model, 0, 2);
+      first->push_back(torch::nn::Dropout(0.5));  // what is drawn depends on how many micro-batches were before
+      return std::make_unique<Pipeline>(ranks, std::vector<Part>{first, layers(model, 2, 3)}, mse, sgd,
+                                        PipelineOptions{.micro_batches = 4, .ledger = ledger});
+    };
+    auto noted = made(path), plain = made({});
+    ranks->barrier();
+    if (ranks->rank() == 0) std::filesystem::remove_all(folder.path());
+    ranks->barrier();
+    require(noted->run(data(3, 12)).losses.size() == 3, "its report is there");
+    require(notes_have(*noted, "ends before a run that could not be written"), "it is said");
+    if (ranks->rank() == 0) std::filesystem::create_directories(folder.path());
+    ranks->barrier();
+    noted->run(data(3, 12));
+    for (int run = 0; run < 2; ++run) plain->run(data(3, 12));
+    require(furthest(noted->state(), plain->state()) == 0, "the next run draws what it would have drawn");
+    require(!std::filesystem::exists(path), "nothing false is written later");
+
+    auto changed = made(path);
+    changed->run(data(3, 12));
+    ranks->barrier();
+    const std::string before = text_of(path);
+    auto& options = changed->optimizer(ranks->rank())->param_groups()[0].options();
+    static_cast<torch::optim::SGDOptions&>(options).weight_decay(0.1);
+    changed->run(data(3, 12));
+    require(notes_have(*changed, "ends before a run with other options of an optimizer"), "that is said, too");
+    ranks->barrier();
+    require(text_of(path) == before, "the header is still true of what is there");
+  });
+}
+
+TEST(CppPipelineRuns, tensors_of_other_lengths_are_refused) {
+  const at::Tensor four = at::zeros({4, 2}), eight = at::zeros({8, 2});
+  const auto cut_of = [](Value x, Value y) { return cut_batch(Batch(std::move(x), std::move(y)), 2, 0, 1); };
+  const auto both = [](const at::Tensor& a, const at::Tensor& b) { return Value{Value::Tuple{{Value{a}, Value{b}}}}; };
+  says(refusal([&] { cut_of(both(four, eight), Value{four}); }),
+       "the inputs of batch 0 are tensors of 4, 8 samples; expected as many in each");
+  says(refusal([&] { cut_of(Value{four}, both(four, eight)); }), "the targets of batch 0 are tensors of 4, 8 samples");
+  // One without dimensions goes to every micro-batch, wherever it stands.
+  const auto parts = cut_of(both(at::full({}, 3.0), four), Value{four});
+  ASSERT_EQ(parts.size(), 2u);
+  EXPECT_EQ(parts[1].samples, 2);
+  EXPECT_EQ(tensors_of(parts[1].x)[0].item<double>(), 3);
+}
+
+}  // namespace ddip::pipeline
