@@ -58,10 +58,12 @@ def cut(
     count = width if stages is None else stages
     if count % width:
         raise ConfigError(f"stages={stages}: expected a multiple of the pipeline's {width} ranks")
-    text, written = on_rank_0(
-        ranks, lambda: (str(made_plan(traced, inputs, count, partition, recompute, link)), traced.written)
+    text, written, changes = on_rank_0(
+        ranks,
+        lambda: (str(made_plan(traced, inputs, count, partition, recompute, link)), traced.written, traced.changes),
     )
-    keep_together(traced, written)  # rank 0 has seen it
+    traced.changes = changes  # rank 0 has seen them
+    keep_together(traced, written)
     return cut_by(traced, text, count, width, link)
 
 
@@ -101,10 +103,10 @@ def measured_layers(traced: Traced, inputs: tuple[Any, ...]) -> tuple[list[Cost]
 
 def made_plan(traced: Traced, inputs: tuple[Any, ...], width: int, partition: Any, recompute: bool, link: float) -> Any:
     from ddip._engine import PartitionPlan
-    from ddip.pipeline.partition import PLACEMENTS, plan_for, read_plan
+    from ddip.pipeline.partition import PLACEMENTS, plan_for, read_plan, refuse_for
 
     if isinstance(partition, PartitionPlan):
-        partition.check_is_for(profile(traced, inputs, times=0))
+        refuse_for(partition, traced, inputs)
         return partition
     if not isinstance(partition, (str, Path, type(None))):
         raise ConfigError(f"partition={partition!r}: expected {', '.join(PLACEMENTS)}, a plan or the file of one")

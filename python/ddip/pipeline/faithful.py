@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ddip.errors import ConfigError
 from ddip.pipeline.auxiliary import collected, taken
+from ddip.pipeline.in_place import changes_of
 from ddip.pipeline.random_state import begin_with
 from ddip.pipeline.split import Split, Stage, split
 from ddip.pipeline.traced import Traced, first_line, keep_together, kind
@@ -57,7 +58,7 @@ def check(traced: Traced, inputs: tuple[Any, ...]) -> None:
     mode, written = traced.model.training, set[str]()
     for training in (mode, not mode):
         try:
-            theirs = _seen(traced.model, _whole(traced), inputs, training)
+            theirs = seen(traced.model, _whole(traced), inputs, training)
         except Exception as error:
             if training != mode:
                 continue  # it is no model for this mode
@@ -69,12 +70,16 @@ def check(traced: Traced, inputs: tuple[Any, ...]) -> None:
         if training:
             written |= {name for seen in theirs for name in seen.written}
         try:
-            ours = _seen(traced.model, _layers(traced, alone, training), inputs, training)
+            ours = seen(traced.model, _layers(traced, alone, training), inputs, training)
         except Exception as error:
             raise _refusal(traced, first_line(error), training) from error
         for mine, other in zip(ours, theirs, strict=True):
             if difference := difference_of(mine, other):
                 raise _refusal(traced, difference, training)
+        with untouched(traced.model):
+            traced.model.train(training)
+            for value, operations in changes_of(traced, inputs).items():
+                traced.changes.setdefault(value, set()).update(operations)
     keep_together(traced, written)
     traced.checked = True
 
@@ -139,7 +144,7 @@ def _layers(traced: Traced, alone: Split, training: bool) -> Callable[..., Any]:
     return call
 
 
-def _seen(model: nn.Module, call: Callable[..., Any], inputs: tuple[Any, ...], training: bool) -> list[Seen]:
+def seen(model: nn.Module, call: Callable[..., Any], inputs: tuple[Any, ...], training: bool) -> list[Seen]:
     """One forward after the other: what the first one leaves in the model, the second one finds."""
     with untouched(model):
         model.train(training)

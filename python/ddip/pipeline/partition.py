@@ -7,6 +7,7 @@ from typing import Any
 
 from ddip._engine import PartitionCosts, PartitionPlan, Placement
 from ddip.errors import ConfigError
+from ddip.pipeline.faithful_cut import check_cut
 from ddip.pipeline.profile import profile
 from ddip.pipeline.traced import Traced
 
@@ -36,12 +37,20 @@ def plan_for(
         raise ConfigError(f"{devices} stages; expected at least one")
     costs = PartitionCosts(link_bytes_per_ms, recompute, memory_cap)
     graph = profile(traced, inputs, times=times)
-    return PartitionPlan(name or type(traced.model).__name__, graph, devices, costs, PLACEMENTS[placement], seed)
+    plan = PartitionPlan(name or type(traced.model).__name__, graph, devices, costs, PLACEMENTS[placement], seed)
+    check_cut(traced, plan.stages, inputs)
+    return plan
+
+
+def refuse_for(plan: PartitionPlan, traced: Traced, inputs: tuple[Any, ...]) -> None:
+    """If it is not a plan for this model: other layers, edges or shapes, or stages that are not the model."""
+    plan.check_is_for(profile(traced, inputs, times=0))
+    check_cut(traced, plan.stages, inputs)
 
 
 def read_plan(path: str | Path, traced: Traced | None = None, inputs: tuple[Any, ...] | None = None) -> PartitionPlan:
     """A plan that somebody may have edited. With the traced model and a micro-batch it is also checked that the plan is
-    for this model: layers, edges and shapes."""
+    for this model: layers, edges, shapes, and what its stages compute."""
     if not isinstance(path, (str, Path)):  # open() takes numbers, too: those of open files
         raise ConfigError(f"{path!r} is no plan; expected the name of its file")
     if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
@@ -56,7 +65,7 @@ def read_plan(path: str | Path, traced: Traced | None = None, inputs: tuple[Any,
     plan = PartitionPlan.read(text, str(path))
     if traced is not None and inputs is not None:
         try:
-            plan.check_is_for(profile(traced, inputs, times=0))
+            refuse_for(plan, traced, inputs)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
     return plan

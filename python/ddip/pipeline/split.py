@@ -10,7 +10,7 @@ the stages'.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import fx, nn
 
 from ddip.errors import ConfigError
 from ddip.pipeline.traced import Traced, is_read_anywhere
+from ddip.pipeline.values import linked, sent
 
 OUTPUT = "output"
 
@@ -45,10 +46,15 @@ class Split:
 
     def __call__(self, *inputs: Any) -> Any:
         """All stages one after the other, in this process: what the model returns."""
+        return self.run(inputs, lambda module, *given: module(*given))
+
+    def run(self, inputs: Sequence[Any], call: Callable[..., Any]) -> Any:
+        """`call`: calls a stage's module. Each stage has copies, as if they had been sent: what it changes in place, nobody else sees."""
         values: dict[str, Any] = dict(zip(self.stages[0].takes, inputs, strict=False))
         result: Any = None
-        for stage in self.stages:
-            result = stage.module(*[values[name] for name in stage.takes if name in values])
+        for number, stage in enumerate(self.stages):
+            given = [values[name] for name in stage.takes if name in values]
+            result = call(stage.module, *(sent(value) if number else value for value in given))
             if len(stage.gives) == 1:
                 values[stage.gives[0]] = result
             else:
@@ -125,24 +131,40 @@ def _stage(
             known[node] = graph.node_copy(node, copied)
         return known[node]
 
-    mine = {node for index, layer in enumerate(traced.layers) if stage_of[index] == stage for node in layer.nodes}
-    for node in traced.graph.nodes:
-        if node in mine:
+    gives = sorted(
+        {name for (source, _), names in routes.items() if source == stage for name in names}, key=list(by_name).index
+    )
+    layer_of, copies = traced.layer_of(), dict[str, fx.Node]()
+    changed = {name: _changing_layers(traced, name, stage_of, stage) for name in gives}
+    for index, layer in enumerate(traced.layers):
+        if stage_of[index] != stage:
+            continue
+        for node in layer.nodes:
             known[node] = graph.node_copy(node, copied)
+        # Whoever takes it reads it as it is now; what the stage does to it afterwards comes later in the model.
+        for name in gives:
+            if layer_of[by_name[name]] == index and any(later > index for later in changed[name]):
+                copies[name] = graph.call_function(linked, (known[by_name[name]],))
     if stage == stages - 1:
         gives = [OUTPUT]
         graph.output(fx.map_arg(traced.output().args[0], copied))
     else:
-        gives = sorted(
-            {name for (source, _), names in routes.items() if source == stage for name in names},
-            key=list(by_name).index,
-        )
-        values = {name: known[by_name[name]] for name in gives}
+        values = {name: copies.get(name, known[by_name[name]]) for name in gives}
         graph.output(values[gives[0]] if len(gives) == 1 else values)
     graph.lint()
     module = fx.GraphModule(traced.module, graph, f"Stage{stage}")
     module.training = traced.module.training
     return Stage(module, takes, gives)
+
+
+def _changing_layers(traced: Traced, value: str, stage_of: dict[int, int], stage: int) -> set[int]:
+    """Those of this stage that change the value in place."""
+    writers = traced.changes.get(value, set())
+    return {
+        index
+        for index, layer in enumerate(traced.layers)
+        if stage_of[index] == stage and any(node.name in writers for node in layer.nodes)
+    }
 
 
 def _leave_constants_out(module: nn.Module, saved: dict[str, Any]) -> None:

@@ -44,9 +44,9 @@ class Traced:
     instead: str = ""  # why fx could not do what export did
     guard: Any = None  # looks at the inputs: a hook of the first stage
     checked: bool = False  # that it computes what the model does
-    written: set[str] = field(
-        default_factory=set
-    )  # buffers that a forward in training writes; known when it is checked
+    # Both are known when it is checked.
+    written: set[str] = field(default_factory=set)  # buffers that a forward in training writes
+    changes: dict[str, set[str]] = field(default_factory=dict)  # value → the operations that change it in place
 
     @property
     def graph(self) -> fx.Graph:

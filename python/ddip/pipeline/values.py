@@ -42,3 +42,14 @@ def fresh(value: Any, gradient: bool = False) -> Any:
 def linked(value: Any) -> Any:
     """A copy that gradients go back through."""
     return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, value)
+
+
+def sent(value: Any) -> Any:
+    """As another stage gets it: a copy that gradients go back through. A message has no place for a tuple's class."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, (tuple, list)):
+        return (tuple if isinstance(value, tuple) else list)(sent(item) for item in value)
+    if isinstance(value, dict):
+        return {key: sent(item) for key, item in value.items()}
+    return value
