@@ -461,6 +461,45 @@ def test_the_imaginary_part_and_the_shape_of_a_result_are_compared() -> None:
     assert difference_of(ours, Seen(torch.tensor([1 + 2j]), {}, {}, set())) is None
 
 
+class Masking(Three):
+    """Where a sample is masked, the result stands for something else."""
+
+    def __init__(self, value: float, adds: bool, fixed: bool) -> None:
+        super().__init__()
+        self.value, self.adds, self.fixed, self.drop = value, adds, fixed, nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x).relu()
+        h = nn.functional.dropout(h, 0.5, self.training) if self.fixed else self.drop(h)
+        y = self.b(h)
+        return y + self.value * (x > 1.0) if self.adds else y.masked_fill(x > 1.0, self.value)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("value", [0.0, -1e9, -1e30, float("-inf"), float("nan")])
+def test_a_mask_in_the_result_hides_no_difference(value: float, adds: bool) -> None:
+    x = samples(16)
+    if not adds or abs(value) < float("inf"):  # else all of it would be NaN
+        looked_at(Masking(value, adds, fixed=False), (x,))
+        with pytest.raises(library.ConfigError, match="in evaluation: the result is another one"):
+            looked_at(Masking(value, adds, fixed=True), (x,))
+
+
+def test_what_is_not_finite_is_compared_by_its_place_and_rounding_by_the_usual_size() -> None:
+    inf = float("inf")
+
+    def same(ours: list[float], theirs: list[float]) -> bool:
+        seen = [Seen(torch.tensor(values), {}, {}, set()) for values in (ours, theirs)]
+        return difference_of(*seen) is None
+
+    assert same([inf, 1.0, -inf, float("nan")], [inf, 1.0 + 1e-6, -inf, float("nan")])
+    assert not same([inf, 1.0], [-inf, 1.0]) and not same([inf, 1.0], [1e30, 1.0])
+    assert not same([float("nan"), 1.0], [inf, 1.0]) and not same([inf, 1.0], [inf, 1.1])
+    assert not same([-1e9] * 50 + [1.0, 2.0], [-1e9] * 50 + [1.0, 2.1])
+    assert same([1e-9, 1.0, 2.0], [2e-9, 1.0, 2.0]), "one that is zero but for rounding"
+    assert same([0.0, 0.0], [0.0, 0.0]) and not same([0.0, 0.0], [0.0, 1e-3])
+
+
 def test_a_result_of_another_class_is_another_result() -> None:
     for mine, other in (({"a": 1}, OrderedDict(a=1)), ((1, 2), [1, 2]), (1, 2), ("a", "b")):
         assert difference_of(Seen(mine, {}, {}, set()), Seen(other, {}, {}, set())), other
