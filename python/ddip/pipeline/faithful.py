@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ddip.errors import ConfigError
 from ddip.pipeline.auxiliary import collected, taken
+from ddip.pipeline.hidden_weights import refuse_hidden_weights
 from ddip.pipeline.in_place import changes_of
 from ddip.pipeline.random_state import begin_with
 from ddip.pipeline.split import Split, Stage, split
@@ -69,7 +70,7 @@ def check(traced: Traced, inputs: tuple[Any, ...]) -> None:
                 f"{kind(traced.model)} cannot run forward and backward on the example: {first_line(error)}"
             ) from error
         if training:
-            written |= {name for seen in theirs for name in seen.written}
+            written |= {name for one in theirs for name in one.written}
         try:
             ours = seen(traced.model, _layers(traced, alone, training), inputs, training)
         except Exception as error:
@@ -79,10 +80,20 @@ def check(traced: Traced, inputs: tuple[Any, ...]) -> None:
                 raise _refusal(traced, difference, training)
         with untouched(traced.model):
             traced.model.train(training)
+            if training:
+                _refuse_hidden_weights(traced, alone, inputs)
             for value, operations in changes_of(traced, inputs).items():
                 traced.changes.setdefault(value, set()).update(operations)
     keep_together(traced, written)
     traced.checked = True
+
+
+def _refuse_hidden_weights(traced: Traced, alone: Split, inputs: tuple[Any, ...]) -> None:
+    with torch.enable_grad():
+        values = composed(traced, alone, inputs, partial(fresh, gradient=True))
+    taken()  # nobody's losses
+    for layer, stage in zip(traced.layers, alone.stages, strict=True):
+        refuse_hidden_weights(traced.model, layer.name, stage.module, [values[name] for name in stage.gives])
 
 
 def _refusal(traced: Traced, difference: str, training: bool) -> NotTheModel:

@@ -30,6 +30,7 @@ from ddip.pipeline.arguments import (
 )
 from ddip.pipeline.batches import Batches
 from ddip.pipeline.cutting import Cut, cut
+from ddip.pipeline.hidden_weights import hidden_references
 from ddip.pipeline.live import Watch
 from ddip.pipeline.memory import Activations
 from ddip.pipeline.metrics import Metric, Metrics
@@ -192,6 +193,8 @@ class Pipeline:
         self.notes += without_effect(schedule, window, clip, clipping, ledger, program)
         self.policy_name, notes = chosen_policy(staleness, schedule, optimizer, self.modules, self.is_stale())
         self.notes += notes
+        for line in [] if self.cut else hidden_references(self.modules):  # nobody has looked at what they compute
+            self.warn(line)
         refuse_other_order(order, self.policy_name, self.clipping)
         self.policy_options = checked_options(self.policy_name, staleness_options or {})
         needs = self.make_policy().needs(native.StageOptimizer())
