@@ -353,6 +353,56 @@ def test_the_stages_change_what_the_model_changes_and_tracing_changes_nothing(ma
     assert set(pieces.state_dict()) == set(other.state_dict())
 
 
+class Average(Three):
+    """It is no buffer, but a forward writes it as one, and torch does not count that."""
+
+    def __init__(self, twice: bool = False) -> None:
+        super().__init__()
+        self.mean, self.twice = nn.Parameter(torch.zeros(8), requires_grad=False), twice
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        self.mean.data.mul_(0.9).add_(x.detach().mean(0))
+        x = self.b(x - self.mean)
+        return self.c(x + self.mean if self.twice else x)
+
+
+def limited() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(10, 8, max_norm=0.1), nn.Linear(8, 4))
+
+
+@pytest.mark.parametrize("make", [Average, lambda: Around(Average()), limited])
+@pytest.mark.parametrize("nan", [False, True])
+def test_a_parameter_that_a_forward_writes_is_as_it_was_after_tracing_checking_and_measuring(
+    make: Callable[[], nn.Module], nan: bool
+) -> None:
+    model = make()
+    x = samples() if isinstance(model, (Average, Around)) else torch.arange(8).view(2, 4)
+    if nan:
+        with torch.no_grad():
+            list(model.parameters())[-1].view(-1)[0] = float("nan")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    versions = [parameter._version for parameter in model.parameters()]
+    traced = trace(model, (x,))
+    plan_for(traced, (x,), 2, times=1)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value.nan_to_num(), before[name].nan_to_num()), name
+    unwritten = [parameter._version for parameter in model.parameters()][1:]
+    assert make is not limited or unwritten == versions[1:], "what nobody wrote is not written back"
+    assert traced.written == ({"0.weight"} if make is limited else {"mean"} if make is Average else {"inner.mean"})
+
+
+def test_layers_that_write_and_read_one_parameter_are_one_layer() -> None:
+    model, other, x = Average(twice=True), Average(twice=True), samples()
+    traced = looked_at(model, (x,))
+    assert [layer.name for layer in traced.layers][0] == "a" and len(traced.layers) == 2
+    pieces = each_alone(traced)
+    for seed in range(2):
+        assert torch.equal(pieces(x + seed), other(x + seed))
+    assert torch.equal(pieces.state_dict()["mean"], other.mean)
+
+
 class Keeps(Three):
     """For whoever looks at it, or for its own next forward."""
 

@@ -2,7 +2,7 @@
 
 A trace is what one forward did; a model may do something else the next time. So both are run, in training and in evaluation
 and with more than one set of random numbers, and everything that a step depends on is compared: what is returned, the
-gradients, the buffers.
+gradients, the buffers, parameters that a forward writes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ddip.pipeline.in_place import changes_of
 from ddip.pipeline.random_state import begin_with
 from ddip.pipeline.split import Split, Stage, split
 from ddip.pipeline.traced import Traced, first_line, keep_together, kind
-from ddip.pipeline.untouched import untouched
+from ddip.pipeline.untouched import Parameters, untouched
 from ddip.pipeline.values import fresh, linked, shape_of, tensors_of
 
 # Two random states: what a forward drew once and kept is not what it draws the next time.
@@ -48,14 +48,14 @@ class Seen:
 
     result: Any
     gradients: Gradients
-    buffers: dict[str, torch.Tensor]
-    written: set[str]  # buffers
+    buffers: dict[str, torch.Tensor]  # and the parameters that were written
+    written: set[str]
     losses: list[torch.Tensor] = field(default_factory=list)  # auxiliary ones
 
 
 def check(traced: Traced, inputs: tuple[Any, ...]) -> None:
-    """`inputs`: one micro-batch. Raises NotTheModel with the first difference. Layers that write the same buffer are one
-    afterwards."""
+    """`inputs`: one micro-batch. Raises NotTheModel with the first difference. Layers that use a buffer or parameter
+    which forwards write are one afterwards."""
     alone = split(traced, [[layer.name] for layer in traced.layers])
     mode, written = traced.model.training, set[str]()
     for training in (mode, not mode):
@@ -158,12 +158,19 @@ def _layers(traced: Traced, alone: Split, training: bool) -> Callable[..., Any]:
 
 def seen(model: nn.Module, call: Callable[..., Any], inputs: tuple[Any, ...], training: bool) -> list[Seen]:
     """One forward after the other: what the first one leaves in the model, the second one finds."""
-    with untouched(model):
+    with untouched(model) as parameters:
         model.train(training)
-        return [_seen_once(model, call, inputs, seed, training and seed == SEEDS[0]) for seed in SEEDS]
+        return [_seen_once(model, call, inputs, seed, training and seed == SEEDS[0], parameters) for seed in SEEDS]
 
 
-def _seen_once(model: nn.Module, call: Callable[..., Any], inputs: tuple[Any, ...], seed: int, backward: bool) -> Seen:
+def _seen_once(
+    model: nn.Module,
+    call: Callable[..., Any],
+    inputs: tuple[Any, ...],
+    seed: int,
+    backward: bool,
+    parameters: Parameters,
+) -> Seen:
     begin_with(seed)
     before = _buffers(model)
     with torch.set_grad_enabled(backward):
@@ -173,6 +180,9 @@ def _seen_once(model: nn.Module, call: Callable[..., Any], inputs: tuple[Any, ..
         gradients = gradients_of(model, (result, losses)) if backward else {}
     after = _buffers(model)
     written = {name for name in after if name not in before or not _near(after[name], before[name], 0.0)}
+    for name, parameter in parameters.written().items():  # it is a buffer in all but its class
+        after[name] = parameter
+        written.add(name)
     result = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
     return Seen(result, gradients, after, written, [loss.detach() for loss in losses])
 
@@ -235,9 +245,10 @@ def _other_gradient(ours: Gradients, theirs: Gradients) -> str | None:
 
 
 def _other_buffer(ours: Seen, theirs: Seen) -> str | None:
-    for name, other in theirs.buffers.items():
-        if not _near(ours.buffers[name], other, _tolerance(other)):
-            return f"buffer {name} is another one afterwards"
+    for name in {**theirs.buffers, **ours.buffers}:
+        mine, other = ours.buffers.get(name), theirs.buffers.get(name)
+        if mine is None or other is None or not _near(mine, other, _tolerance(other)):
+            return f"{name} is another one afterwards"
     return None
 
 

@@ -38,7 +38,7 @@ class Split:
     routes: dict[tuple[int, int], list[str]]
     # Parameters that several stages use: the stages and the name that each has it by. The first one is its owner.
     tied: list[list[tuple[int, str]]]
-    written: set[str] = field(default_factory=set)  # buffers that forwards write, as far as it is known
+    written: set[str] = field(default_factory=set)  # buffers and parameters that forwards write, as far as it is known
 
     @property
     def modules(self) -> list[fx.GraphModule]:

@@ -45,7 +45,7 @@ class Traced:
     guard: Any = None  # looks at the inputs: a hook of the first stage
     checked: bool = False  # that it computes what the model does
     # Both are known when it is checked.
-    written: set[str] = field(default_factory=set)  # buffers that a forward in training writes
+    written: set[str] = field(default_factory=set)  # buffers and parameters that a forward in training writes
     changes: dict[str, set[str]] = field(default_factory=dict)  # value → the operations that change it in place
 
     @property
@@ -78,15 +78,15 @@ class Traced:
 
 
 def keep_together(traced: Traced, written: set[str]) -> None:
-    """`written`: buffers that each forward writes. All layers from the first to the last use of one become one layer: two stages
-    would each have a buffer of their own. A list of stages is cut already."""
+    """`written`: buffers and parameters that each forward writes. All layers from the first to the last use of one become one layer: two stages
+    would each have one of their own. A list of stages is cut already."""
     traced.written = written
     if traced.how == "stages":
         return
-    buffers = dict(traced.model.named_buffers(remove_duplicate=False))
-    uses: dict[int, list[int]] = {id(buffers[name]): [] for name in written if name in buffers}
+    tensors = dict(traced.model.named_buffers(remove_duplicate=False)) | dict(traced.model.named_parameters())
+    uses: dict[int, list[int]] = {id(tensors[name]): [] for name in written if name in tensors}
     for index, layer in enumerate(traced.layers):
-        for used in _buffers_of(traced.module, layer) & set(uses):
+        for used in _tensors_of(traced.module, layer) & set(uses):
             uses[used].append(index)
     joined = {index for where in uses.values() if where for index in range(min(where) + 1, max(where) + 1)}
     layers: list[Layer] = []
@@ -98,11 +98,12 @@ def keep_together(traced: Traced, written: set[str]) -> None:
     traced.layers = layers
 
 
-def _buffers_of(module: fx.GraphModule, layer: Layer) -> set[int]:
+def _tensors_of(module: fx.GraphModule, layer: Layer) -> set[int]:
     found: set[int] = set()
     for node in layer.nodes:
         if node.op == "call_module":
-            found |= {id(buffer) for buffer in module.get_submodule(str(node.target)).buffers()}
+            part = module.get_submodule(str(node.target))
+            found |= {id(tensor) for tensor in (*part.buffers(), *part.parameters())}
         for value in node.all_input_nodes:
             if value.op == "get_attr":
                 path, _, name = str(value.target).rpartition(".")

@@ -15,20 +15,54 @@ _CONTAINERS = ("_parameters", "_buffers", "_modules")
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """A batch norm counts what it sees, a dropout draws numbers, a module may keep what it computed: nothing of it is
-    noticed afterwards."""
+def untouched(model: nn.Module) -> Iterator[Parameters]:
+    """A batch norm counts what it sees, an embedding may limit its rows, a dropout draws numbers, a module may keep what it computed:
+    nothing of it is noticed afterwards."""
     numbers, kept = RandomState(), [Attributes(module) for module in model.modules()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    parameters = Parameters(model)
     try:
-        yield
+        yield parameters
     finally:
         for attributes in kept:
             attributes.restore()
         with torch.no_grad():
             for buffer, value in buffers:  # all: a batch norm does not tell torch's version counter what it writes
                 buffer.copy_(value)
+        parameters.restore()
         numbers.restore()
+
+
+class Parameters:
+    """Those of a model, as they are now. Few forwards write one, but what does it by `.data` is not counted by torch, and what it was
+    can only come from a copy; on the CPU, since a GPU may have no room for all weights twice."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._before = [(name, one, one.detach().to("cpu", copy=True)) for name, one in model.named_parameters()]
+
+    def written(self) -> dict[str, torch.Tensor]:
+        """Copies of those that are others now."""
+        return {
+            name: parameter.detach().clone()
+            for name, parameter, before in self._before
+            if not _same(parameter.detach(), before)
+        }
+
+    def restore(self) -> None:
+        with torch.no_grad():
+            for _, parameter, before in self._before:
+                if not _same(parameter.detach(), before):
+                    parameter.copy_(before)
+
+
+def _same(now: torch.Tensor, before: torch.Tensor) -> bool:
+    """NaN is the same as NaN."""
+    now = now.cpu()
+    return (
+        torch.equal(now, before)
+        or torch.equal(now.isnan(), before.isnan())
+        and torch.equal(now.nan_to_num(), before.nan_to_num())
+    )
 
 
 class Attributes:
