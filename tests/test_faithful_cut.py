@@ -52,8 +52,8 @@ def trained_alike(model: nn.Module, x: torch.Tensor, y: torch.Tensor, **options:
         optimizer.zero_grad()
         nn.functional.mse_loss(plain(x), y).backward()
         optimizer.step()
-    for name, value in pipe.state_dict().items():
-        assert torch.allclose(value, plain.state_dict()[name], atol=1e-6), name
+    for name, value in plain.named_parameters():
+        assert torch.allclose(pipe.state_dict()[name], value, atol=1e-6), name
     return pipe
 
 
@@ -200,3 +200,66 @@ def test_a_cut_whose_stages_are_not_the_model_is_refused_in_one_line(tmp_path: P
     with pytest.raises(library.ConfigError, match=r"^.*plan.json: the stages of Unseen that begin with "):
         trained_alike(model, x, x, stages=2, partition=edited(traced, x, bad, tmp_path / "plan.json"))
     assert [layer.name for layer in traced.layers] == names
+
+
+# ---- layers that nothing leads to, or from
+
+
+class Prompt(Parts):
+    """`q` is made of parameters alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompt = nn.Parameter(torch.randn(64, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        q = self.b(self.prompt.tanh()).mean(0)
+        return self.c(self.d(h) + q)
+
+
+class PromptFirst(Prompt):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = self.b(self.prompt)
+        z = self.d(q).mean(0)
+        return self.c(self.a(x) + z)
+
+
+class Monitor(nn.Module):
+    """It is called for what it counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor | None:
+        if x.sum() > 1e9:
+            return x
+        self.mean += x.detach().mean(0)
+        return None
+
+
+class Watched(Parts):
+    def __init__(self) -> None:
+        super().__init__()
+        self.monitor, self.last = Monitor(), Monitor()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        self.monitor(self.up(h))
+        y = self.c(self.b(h))
+        self.last(y)
+        return y
+
+
+@pytest.mark.parametrize("make", [Prompt, PromptFirst, Watched])
+def test_a_layer_that_needs_no_input_or_that_nobody_needs_is_part_of_another(make: Callable[[], nn.Module]) -> None:
+    x, y = samples(8), torch.randn(8, 8, generator=torch.Generator().manual_seed(2))
+    traced = trace(make(), (x[:4],))
+    check(traced, (x[:4],))
+    for stages in range(2, len(traced.layers) + 1):
+        for cut in cuts(traced, stages):
+            pieces = split(traced, cut)
+            assert {target for _, target in pieces.routes} == set(range(1, stages)), "something leads to each"
+            assert {source for source, _ in pieces.routes} == set(range(stages - 1)), "and on from each"
+        trained_alike(make(), x, y, stages=stages)

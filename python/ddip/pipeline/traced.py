@@ -89,13 +89,7 @@ def keep_together(traced: Traced, written: set[str]) -> None:
         for used in _tensors_of(traced.module, layer) & set(uses):
             uses[used].append(index)
     joined = {index for where in uses.values() if where for index in range(min(where) + 1, max(where) + 1)}
-    layers: list[Layer] = []
-    for index, layer in enumerate(traced.layers):
-        if index in joined:
-            layers[-1].nodes += layer.nodes
-        else:
-            layers.append(layer)
-    traced.layers = layers
+    _join(traced, joined)
 
 
 def _tensors_of(module: fx.GraphModule, layer: Layer) -> set[int]:
@@ -129,7 +123,30 @@ def traced_of(model: nn.Module, module: fx.GraphModule, how: str) -> Traced:
     layers = _layers(model, module.graph)
     if not layers:
         raise ConfigError(f"{kind(model)} has no layer: it computes nothing")
-    return Traced(module, model, layers, how)
+    traced = Traced(module, model, layers, how)
+    _join_what_nobody_needs(traced)
+    return traced
+
+
+def _join_what_nobody_needs(traced: Traced) -> None:
+    """A layer that is called for what it counts only leads to no other stage: it is part of the layer before it."""
+    needed, flows = {len(traced.layers) - 1}, traced.flows()
+    for index in reversed(range(len(traced.layers))):
+        if any(flow.source == index and flow.target in needed for flow in flows):
+            needed.add(index)
+    if traced.how != "stages":
+        _join(traced, set(range(1, len(traced.layers))) - needed)
+
+
+def _join(traced: Traced, joined: set[int]) -> None:
+    """These with the layers before them."""
+    layers: list[Layer] = []
+    for index, layer in enumerate(traced.layers):
+        if index in joined:
+            layers[-1].nodes += layer.nodes
+        else:
+            layers.append(layer)
+    traced.layers = layers
 
 
 def _path_of(node: fx.Node) -> str:
@@ -142,12 +159,14 @@ def _path_of(node: fx.Node) -> str:
 def _layers(model: nn.Module, graph: fx.Graph) -> list[Layer]:
     layers: list[Layer] = []
     names: set[str] = set()
-    waiting: list[fx.Node] = []  # they need no value (a counter that is increased): part of the layer behind them
+    # They need no value that comes from the inputs (a counter that is increased, what is made of parameters alone): part of the layer
+    # behind them, since a stage is what something leads to.
+    waiting: list[fx.Node] = []
     for node in graph.nodes:
         if node.op not in _COMPUTES or is_read_anywhere(node):
             continue
         needs = [value for value in needs_of(node) if value.op != "get_attr"]
-        if not needs:
+        if all(value in waiting for value in needs):
             waiting.append(node)
             continue
         path = _path_of(node)
