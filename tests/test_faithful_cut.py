@@ -7,7 +7,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -263,3 +263,63 @@ def test_a_layer_that_needs_no_input_or_that_nobody_needs_is_part_of_another(mak
             assert {target for _, target in pieces.routes} == set(range(1, stages)), "something leads to each"
             assert {source for source, _ in pieces.routes} == set(range(stages - 1)), "and on from each"
         trained_alike(make(), x, y, stages=stages)
+
+
+# ---- named tuples
+
+
+class Best(Parts):
+    def __init__(self) -> None:
+        super().__init__()
+        self.d = nn.Linear(3, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        best = h.topk(3)
+        y = self.b(h)
+        return self.c(y) + self.d(best.values) + best.indices.float().mean(1, keepdim=True)
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+class Two(nn.Module):
+    def forward(self, x: torch.Tensor) -> Pair:
+        return Pair(x, -x) if x.sum() != 0 else Pair(x, x)
+
+
+class Adds(nn.Module):
+    def forward(self, pair: Pair) -> torch.Tensor:
+        return pair.left + 2 * pair.right if pair.left.sum() != 0 else pair.left
+
+
+class OwnClass(Parts):
+    def __init__(self, whole: bool) -> None:
+        super().__init__()
+        self.two, self.adds, self.whole = Two(), Adds(), whole
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pair = self.two(self.a(x))
+        y = self.b(x)
+        return self.c(y) + (self.adds(pair) if self.whole else pair.left + 2 * pair.right)
+
+
+@pytest.mark.parametrize("make", [Best, lambda: OwnClass(whole=False)])
+def test_the_fields_of_a_named_tuple_cross_every_cut(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    x, y = samples(8), samples(8)
+    traced = trace(make(), (x[:4],))
+    for cut in cuts(traced, 2):
+        trained_alike(make(), x, y, stages=2, partition=edited(traced, x[:4], cut, tmp_path / "plan.json"))
+
+
+def test_a_cut_through_a_named_tuple_that_a_module_needs_is_refused_in_one_line() -> None:
+    traced = trace(OwnClass(whole=True), (samples(),))
+    check(traced, (samples(),))
+    names = [layer.name for layer in traced.layers]
+    check_cut(traced, [names[:1], names[1:]], (samples(),))
+    with pytest.raises(
+        library.ConfigError, match="'tuple' object has no attribute 'left'; does a layer .* named tuple"
+    ):
+        check_cut(traced, [names[:2], names[2:]], (samples(),))

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ddip.pipeline.random_state import RandomState
 from ddip.pipeline.sequentials import has_hooks
-from ddip.pipeline.traced import Traced, traced_of
+from ddip.pipeline.traced import COMPUTES, Traced, traced_of
 from ddip.pipeline.untouched import Attributes, untouched
 
 
@@ -37,6 +37,7 @@ def symbolic(model: nn.Module, leaves: tuple[type[nn.Module], ...], omitted: dic
         module = fx.GraphModule(model, tracer.trace(model))
         before.refuse_changes()
     module.graph.eliminate_dead_code(is_impure_node=_has_effects)
+    _read_fields_at_once(module.graph)
     return traced_of(model, module, "fx")
 
 
@@ -48,6 +49,16 @@ def _has_effects(node: fx.Node) -> bool:
     in_place |= getattr(node.target, "__module__", "") == "_operator" and name.startswith(("i", "setitem"))
     in_place |= bool(node.kwargs.get("inplace") or "out" in node.kwargs)
     return in_place or node.op == "call_module" or bool(node.is_impure())
+
+
+def _read_fields_at_once(graph: fx.Graph) -> None:
+    """A message has no place for a named tuple's class: its fields are read where it was made, and go from there one by one."""
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target is not getattr or node.args[0].op not in COMPUTES:
+            continue
+        of_tensors = getattr(torch.Tensor, node.args[1], None)
+        if of_tensors is None or callable(of_tensors):  # a method that is not called is a field of that name
+            node.args[0].append(node)
 
 
 class _Before:

@@ -15,7 +15,7 @@ from torch import fx, nn
 from ddip.errors import ConfigError
 
 # Operations in a traced graph that compute something.
-_COMPUTES = ("call_module", "call_function", "call_method")
+COMPUTES = ("call_module", "call_function", "call_method")
 
 
 @dataclass
@@ -163,7 +163,7 @@ def _layers(model: nn.Module, graph: fx.Graph) -> list[Layer]:
     # behind them, since a stage is what something leads to.
     waiting: list[fx.Node] = []
     for node in graph.nodes:
-        if node.op not in _COMPUTES or is_read_anywhere(node):
+        if node.op not in COMPUTES or is_read_anywhere(node):
             continue
         needs = [value for value in needs_of(node) if value.op != "get_attr"]
         if all(value in waiting for value in needs):
