@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -401,6 +401,62 @@ def test_layers_that_write_and_read_one_parameter_are_one_layer() -> None:
     for seed in range(2):
         assert torch.equal(pieces(x + seed), other(x + seed))
     assert torch.equal(pieces.state_dict()["mean"], other.mean)
+
+
+class InCollections(Three):
+    """What a forward keeps in lists and the like."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+        self.last: deque[Any] = deque(maxlen=2)
+        self.count, self.kinds, self.deep = {"n": 0}, {"none"}, {"inner": ([0],)}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.b(self.a(x))
+        self.seen.append(x.mean())
+        self.last.append(x)
+        self.count["n"] += 1
+        self.kinds.add("some")
+        self.deep["inner"][0][0] += 1
+        return self.c(x)
+
+    def kept(self) -> Any:
+        return len(self.seen), len(self.last), self.count, self.kinds, self.deep
+
+
+def test_a_module_that_keeps_something_in_its_lists_is_one_layer_and_finds_them_as_they_were() -> None:
+    model, x = Around(InCollections()), samples()
+    inner: Any = model.inner
+    inner.seen.append("first")
+    lists = [id(inner.seen), id(inner.count)]
+    traced = trace(model, (x,))
+    plan_for(traced, (x,), 2, times=1)
+    assert [layer.name for layer in traced.layers] == ["inner", "last"]
+    assert inner.seen == ["first"] and inner.kept() == (1, 0, {"n": 0}, {"none"}, {"inner": ([0],)})
+    assert [id(inner.seen), id(inner.count)] == lists, "whoever has them sees the same ones"
+    each_alone(traced)(x)
+    assert inner.kept() == (2, 1, {"n": 1}, {"none", "some"}, {"inner": ([1],)})
+    with pytest.raises(
+        library.ConfigError, match="^InCollections cannot be cut: its forward changes self.(count|kinds)"
+    ):
+        trace(InCollections(), (x,))
+
+
+def test_a_constant_that_a_forward_puts_into_a_dictionary_is_a_constant() -> None:
+    class Table(Three):
+        def __init__(self) -> None:
+            super().__init__()
+            self.made: dict[int, torch.Tensor] = {}
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if 8 not in self.made:
+                self.made[8] = torch.arange(8) / 8
+            return self.c(self.b(self.a(x)) * self.made[8])
+
+    for model in (Table(), Around(Table())):
+        traced = looked_at(model, (samples(),))
+        assert traced.how == "fx" and torch.equal(each_alone(traced)(samples()), model(samples()))
 
 
 class Keeps(Three):

@@ -70,16 +70,18 @@ class _Before:
     def refuse_changes(self) -> None:
         if not self.numbers.is_still():
             raise CannotFollow("it draws random numbers that depend on no input")
+        proxied = ""
         for name, before, now in (change for attributes in self.attributes for change in attributes.changes()):
             kept = pytree.tree_leaves(now)
             if any(isinstance(leaf, fx.Proxy) for leaf in kept):
-                # It may be there to be looked at only; export gives it up, and a second forward shows whether it was needed.
-                raise CannotFollow(f"its forward changes self.{name}")
-            if before is None and kept and all(isinstance(leaf, torch.Tensor) for leaf in kept):
-                continue  # a constant that is made once
-            raise KeepsState(
-                f"its forward changes self.{name}; expected it in a buffer, in a module inside it, or a list of stages"
-            )
+                proxied = name
+            elif before is not None or not kept or not all(isinstance(leaf, torch.Tensor) for leaf in kept):
+                raise KeepsState(
+                    f"its forward changes self.{name}; expected it in a buffer, in a module inside it, or a list of stages"
+                )  # else it is a constant that is made once
+        if proxied:
+            # It may be there to be looked at only; export gives it up, and a second forward shows whether it was needed.
+            raise CannotFollow(f"its forward changes self.{proxied}")
 
     def restore(self) -> None:
         self.numbers.restore()

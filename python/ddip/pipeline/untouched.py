@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +14,7 @@ from torch import nn
 from ddip.pipeline.random_state import RandomState
 
 _CONTAINERS = ("_parameters", "_buffers", "_modules")
+_TORCHS = set(nn.Module().__dict__)
 
 
 @contextmanager
@@ -66,12 +69,13 @@ def _same(now: torch.Tensor, before: torch.Tensor) -> bool:
 
 
 class Attributes:
-    """Those of one module, as they are now; not what is inside them."""
+    """Those of one module, as they are now, with what is in its lists and dictionaries; not what is inside other objects."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self._before = dict(module.__dict__)
         self._inside = {name: dict(module.__dict__[name]) for name in _CONTAINERS}
+        self._kept = {name: _collections_in(value) for name, value in self._before.items() if name not in _TORCHS}
 
     def changes(self) -> Iterator[tuple[str, Any, Any]]:
         """Those that are not what they were: the name, what it was and what it is; None for what is not there."""
@@ -80,6 +84,10 @@ class Attributes:
                 # fx keeps its constants in the model.
                 if before.get(name) is not now.get(name) and not name.startswith("_tensor_constant"):
                     yield name, before.get(name), now.get(name)
+        for name, kept in self._kept.items():
+            for now, before in kept:
+                if not _same_items(before, now):
+                    yield name, *_change_of(before, now)
 
     def restore(self) -> None:
         self.module.__dict__.clear()
@@ -87,6 +95,40 @@ class Attributes:
         for before, now in self._pairs():
             now.clear()
             now.update(before)
+        for now, before in (pair for kept in self._kept.values() for pair in kept):
+            if not _same_items(before, now):
+                now.clear()
+                (now.extend if isinstance(now, (list, deque)) else now.update)(before)
 
     def _pairs(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         return [(self._inside[name], self._before[name]) for name in _CONTAINERS]
+
+
+def _collections_in(value: Any) -> list[tuple[Any, Any]]:
+    """Each with a copy of its own, also those in others."""
+    found, waiting, known = [], [value], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if not isinstance(one, (list, dict, set, deque, tuple)) or id(one) in known:
+            continue
+        known.add(id(one))
+        waiting += one.values() if isinstance(one, dict) else one
+        if not isinstance(one, tuple):
+            found.append((one, dict(one) if isinstance(one, dict) else list(one)))
+    return found
+
+
+def _same_items(before: Any, now: Any) -> bool:
+    """The very same: comparing tensors would be a tensor."""
+    if isinstance(now, dict):
+        before, now = [*before, *before.values()], [*now, *now.values()]
+    if isinstance(now, set):
+        return {id(item) for item in before} == {id(item) for item in now}
+    return len(before) == len(now) and all(map(operator.is_, before, now))
+
+
+def _change_of(before: Any, now: Any) -> tuple[Any, Any]:
+    """Of a dictionary that has only got more, what it got."""
+    if isinstance(now, dict) and all(key in now and now[key] is value for key, value in before.items()):
+        return None, [value for key, value in now.items() if key not in before]
+    return before, list(now.values() if isinstance(now, dict) else now)
