@@ -68,9 +68,9 @@ def cuts(traced: Traced, stages: int) -> Iterator[list[list[str]]]:
             ]
 
 
-def edited(traced: Traced, x: torch.Tensor, stages: list[list[str]], path: Path) -> str:
+def edited(traced: Traced, x: torch.Tensor, stages: list[list[str]], path: Path, **options: Any) -> str:
     """The file of a plan in which somebody has moved the layers."""
-    plan = json.loads(str(plan_for(traced, (x,), len(stages), times=0)))
+    plan = json.loads(str(plan_for(traced, (x,), len(stages), times=0, **options)))
     plan["stages"] = [{"device": device, "layers": names} for device, names in enumerate(stages)]
     path.write_text(json.dumps(plan), encoding="utf-8")
     return str(path)
@@ -323,3 +323,21 @@ def test_a_cut_through_a_named_tuple_that_a_module_needs_is_refused_in_one_line(
         library.ConfigError, match="'tuple' object has no attribute 'left'; does a layer .* named tuple"
     ):
         check_cut(traced, [names[:2], names[2:]], (samples(),))
+
+
+# ---- what else a plan says
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_what_a_plan_says_of_recomputation_is_done_unless_somebody_says_otherwise(
+    planned: bool, tmp_path: Path
+) -> None:
+    x, y = samples(8), samples(8)
+    file = edited(trace(InPlace()), x[:4], [["a", "up"], ["relu", "b", "add", "c"]], tmp_path / "plan.json", recompute=planned)  # fmt: skip
+    pipe = trained_alike(InPlace(), x, y, stages=2, partition=file)
+    assert [pipe.recomputes(stage) for stage in (0, 1)] == [planned, False] and pipe.notes == []
+    for asked in (False, True):
+        pipe = trained_alike(InPlace(), x, y, stages=2, partition=file, recompute=asked)
+        assert [pipe.recomputes(stage) for stage in (0, 1)] == [asked, False]
+        note = f"recompute={asked}: the plan reckons with recompute={planned}"
+        assert pipe.notes == ([note] if asked != planned else [])

@@ -140,6 +140,8 @@ class Pipeline:
         if example is not None:
             self.cut = cut(model, example, self.ranks, self.width, stages, partition, bool(recompute), leaves)  # type: ignore[arg-type]
             model, placement = self.cut.model, placement or self.cut.placement
+            if recompute is None and self.cut.plan:
+                recompute = self.cut.plan.costs.recompute
         elif partition is not None or leaves:
             needs = "partition=" if partition is not None else "leaves="
             raise ConfigError(f"{needs} needs example=, the inputs of one micro-batch")
@@ -193,6 +195,8 @@ class Pipeline:
         self.notes += without_effect(schedule, window, clip, clipping, ledger, program)
         self.policy_name, notes = chosen_policy(staleness, schedule, optimizer, self.modules, self.is_stale())
         self.notes += notes
+        if self.cut and self.cut.plan and bool(recompute) != self.cut.plan.costs.recompute:
+            self.notes.append(f"recompute={recompute}: the plan reckons with recompute={self.cut.plan.costs.recompute}")
         for line in [] if self.cut else hidden_references(self.modules):  # nobody has looked at what they compute
             self.warn(line)
         refuse_other_order(order, self.policy_name, self.clipping)
