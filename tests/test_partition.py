@@ -498,6 +498,13 @@ def leaves():
     raise SystemExit(0)
 def two_inputs():
     return make(), (torch.zeros(2, 4), torch.zeros(2))
+def no_module():
+    return [nn.Linear(4, 4), torch.relu], torch.zeros(2, 4)
+class Odd(nn.Linear):
+    def state_dict(self, *given, **named):
+        raise RuntimeError("never")
+def odd():
+    return nn.Sequential(nn.Linear(4, 4), Odd(4, 4)), torch.zeros(2, 4)
 """
 
 
@@ -529,6 +536,8 @@ def test_the_command_says_what_is_wrong_in_one_line(tmp_path: Path, monkeypatch:
     assert refused("pair", "--link=fast").endswith("expected megabytes per second, as 1000")
     assert refused("pair", "--whole=Linea") == "ddip partition --whole Linea: no such module; did you mean Linear?"
     assert refused("broken", code=1) == f"ddip partition {net}:broken: ValueError: no such thing (net.py:9)"
+    assert refused("no_module") == ("ddip partition: stage 1 is a builtin_function_or_method; expected a torch module")
+    assert refused("odd", code=1) == f"ddip partition {net}:odd: RuntimeError: never (net.py:20)"
     assert refused("pair", stages=4) == "ddip partition: 4 stages for 3 layers; expected no more stages than layers"
     assert refused("pair", f"--svg={tmp_path}/none/cut.svg").endswith("there is no such folder")
     for shape in ("4x4:qint8", "4x4:strided", "4x"):

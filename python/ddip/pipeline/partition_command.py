@@ -65,17 +65,22 @@ def _run(arguments: list[str]) -> int:
     from ddip.pipeline.partition import plan_for
     from ddip.pipeline.trace import classes_of, trace
 
-    traced = trace(model, inputs, leaves=classes_of(model, asked.whole, "ddip partition --whole "))
-    plan = plan_for(
-        traced,
-        inputs,
-        asked.stages,
-        placement="mirrored" if asked.mirrored else "mixed" if asked.mixed else "single",
-        memory_cap=memory,
-        recompute=asked.recompute,
-        link_bytes_per_ms=link,
-        name=asked.model,
-    )
+    try:
+        traced = trace(model, inputs, leaves=classes_of(model, asked.whole, "ddip partition --whole "))
+        plan = plan_for(
+            traced,
+            inputs,
+            asked.stages,
+            placement="mirrored" if asked.mirrored else "mixed" if asked.mixed else "single",
+            memory_cap=memory,
+            recompute=asked.recompute,
+            link_bytes_per_ms=link,
+            name=asked.model,
+        )
+    except ConfigError:
+        raise
+    except Exception as error:  # the model's own code runs in there
+        raise failed(asked.model, error) from error
     write(asked.out, str(plan))
     if asked.svg:
         write(asked.svg, plan.picture())
@@ -151,8 +156,13 @@ def load(name: str, shapes: list[str]) -> tuple[Any, tuple[Any, ...]]:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # whoever exits, even with 0, has made no model
-        raise FactoryFailed(f"ddip partition {name}: {type(error).__name__}: {error}{place_of(error, file)}") from error
+        raise failed(name, error) from error
     return taken_apart(name, made, inputs)
+
+
+def failed(name: str, error: BaseException) -> FactoryFailed:
+    place = place_of(error, name.rpartition(":")[0])
+    return FactoryFailed(f"ddip partition {name}: {type(error).__name__}: {error}{place}")
 
 
 def place_of(error: BaseException, file: str) -> str:

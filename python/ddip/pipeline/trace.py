@@ -64,7 +64,9 @@ def classes_of(
 ) -> list[type[nn.Module]]:
     """The classes of these modules, or of modules of these names. `asked`: how, for whoever asked for one that is not there."""
     parts = [model] if isinstance(model, nn.Module) else model
-    modules = [inner for part in parts for inner in part.modules()]
+    modules = [
+        inner for part in parts if isinstance(part, nn.Module) for inner in part.modules()
+    ]  # the others, trace refuses
     known = {type(module).__name__: type(module) for module in modules}
     found = []
     for one in wanted:
