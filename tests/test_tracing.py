@@ -816,6 +816,91 @@ def test_an_argument_that_the_example_leaves_out_is_left_out(capfd: Any) -> None
     assert capfd.readouterr().err == ""
 
 
+class AnyNumber(Three):
+    def forward(self, x: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
+        return self.c(self.b(self.a(x))) * (len(args) + 1) * named.get("scale", 1)
+
+
+class Several(Three):
+    def forward(self, *xs: torch.Tensor) -> torch.Tensor:
+        return self.c(self.b(self.a(xs[0])) + sum(xs[1:]))
+
+
+class TupleByDefault(Three):
+    def forward(self, x: torch.Tensor, shape: tuple[int, int] = (2, 4)) -> torch.Tensor:
+        return self.c(self.b(self.a(x)).view(-1, *shape).flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("make", "count"), [(AnyNumber, 1), (AnyNumber, 3), (Several, 1), (Several, 2), (Several, 3), (TupleByDefault, 1)]
+)
+def test_a_forward_takes_any_number_of_inputs(make: Callable[[], nn.Module], count: int) -> None:
+    model, inputs = make(), tuple(samples() + place for place in range(count))
+    traced = looked_at(model, inputs)
+    assert traced.how == "fx" and len(traced.inputs()) == count
+    plan = plan_for(traced, inputs, 2, times=0)
+    assert torch.equal(split(traced, plan.stages)(*inputs), model(*inputs))
+
+
+def test_an_argument_that_is_none_in_the_example_stays_none() -> None:
+    model, x = Masked(), samples()
+    traced = looked_at(model, (x, None))
+    assert traced.how == "fx"
+    pieces = each_alone(traced)
+    assert torch.equal(pieces(x, None), model(x)) and torch.equal(pieces(x), model(x))
+    with pytest.raises(library.ConfigError) as error:
+        pieces(x, torch.ones(8))
+    assert str(error.value) == "Masked was traced with mask=None and got a Tensor; expected an example like it"
+
+
+class ByName(Three):
+    def forward(self, values: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = self.a(values["x"])
+        return self.c(self.b(x * values["mask"] if "mask" in values else x))
+
+
+class Plain(Three):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.c(self.b(self.a(x)))
+
+
+def test_what_inputs_are_wrong_is_said_and_not_what_layers_do() -> None:
+    x = samples()
+    for inputs in ({"x": x}, {"x": x, "mask": x}):
+        with pytest.raises(
+            library.ConfigError, match="; nor torch.export takes a dict among the inputs of ByName apart, and a stage"
+        ):
+            trace(ByName(), (inputs,))
+    with pytest.raises(library.ConfigError) as error:
+        check(trace(Plain()), (x, x))
+    assert str(error.value) == "Plain was traced with the inputs x and the example has 2; expected as many"
+
+
+class NormStays(Three):
+    """The usual way to leave a batch norm in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.c(self.b(self.norm(self.a(x))))
+
+    def train(self, mode: bool = True) -> NormStays:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+def test_a_batch_norm_that_the_models_own_train_leaves_in_evaluation_is_no_difference() -> None:
+    model, x = NormStays().train(), samples()
+    traced = looked_at(model, (x,))
+    assert model.training and not model.norm.training and traced.written == set()
+    assert torch.equal(each_alone(traced)(x), model(x))
+    with pytest.raises(library.ConfigError, match="in training: "):  # a pipeline would make it train
+        looked_at(NormStays().eval(), (x,))
+
+
 def test_what_nobody_can_follow_is_said_and_nothing_is_printed(capfd: Any) -> None:
     class Looks(Three):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,12 @@ from ddip.pipeline.values import shape_of
 def exported(model: nn.Module, inputs: tuple[Any, ...] | None) -> Traced:
     if inputs is None:
         raise ConfigError(f"torch.export of {kind(model)} needs example inputs")
+    for value in inputs:
+        if isinstance(value, (dict, list, tuple)):
+            raise ConfigError(
+                f"torch.export takes a {type(value).__name__} among the inputs of {kind(model)} apart, and a stage is called with it whole; "
+                "expected tensors one by one"
+            )
     with untouched(model):
         numbers = RandomState()
         module = _module_of(model, inputs)

@@ -56,6 +56,11 @@ class Seen:
 def check(traced: Traced, inputs: tuple[Any, ...]) -> None:
     """`inputs`: one micro-batch. Raises NotTheModel with the first difference. Layers that use a buffer or parameter
     which forwards write are one afterwards."""
+    names = [node.name for node in traced.inputs()]
+    if len(inputs) != len(names):
+        raise ConfigError(
+            f"{kind(traced.model)} was traced with the inputs {', '.join(names)} and the example has {len(inputs)}; expected as many"
+        )
     alone = split(traced, [[layer.name] for layer in traced.layers])
     mode, written = traced.model.training, set[str]()
     for training in (mode, not mode):
@@ -72,7 +77,7 @@ def check(traced: Traced, inputs: tuple[Any, ...]) -> None:
         if training:
             written |= {name for one in theirs for name in one.written}
         try:
-            ours = seen(traced.model, _layers(traced, alone, training), inputs, training)
+            ours = seen(traced.model, _layers(traced, alone, training, mode), inputs, training)
         except Exception as error:
             raise _refusal(traced, first_line(error), training) from error
         for mine, other in zip(ours, theirs, strict=True):
@@ -147,10 +152,13 @@ def _whole(traced: Traced) -> Callable[..., Any]:
     return partial(called, traced.module) if isinstance(traced.model, nn.ModuleList) else traced.model
 
 
-def _layers(traced: Traced, alone: Split, training: bool) -> Callable[..., Any]:
+def _layers(traced: Traced, alone: Split, training: bool, given: bool) -> Callable[..., Any]:
+    """`given`: the model's mode. A model that trains goes on with the modes that its own train() has set; into another mode a pipeline
+    puts the stages, and no train() of the model's own is called then."""
+
     def call(*inputs: Any) -> Any:
-        for stage in alone.stages:
-            stage.module.train(training)  # as a pipeline does; a train() of the model's own is not called there
+        for stage in alone.stages if not (training and given) else ():
+            stage.module.train(training)
         return composed(traced, alone, inputs, linked)[alone.stages[-1].gives[0]]
 
     return call

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ddip.pipeline.random_state import RandomState
 from ddip.pipeline.sequentials import has_hooks
+from ddip.pipeline.signature import Given
 from ddip.pipeline.traced import COMPUTES, Traced, traced_of
 from ddip.pipeline.untouched import Attributes, untouched
 
@@ -28,17 +29,18 @@ class KeepsState(CannotFollow):
     """Nobody could: it is in no graph."""
 
 
-def symbolic(model: nn.Module, leaves: tuple[type[nn.Module], ...], omitted: dict[str, Any]) -> Traced:
-    """`omitted`: arguments that the model is called without, and what they are then."""
+def symbolic(model: nn.Module, leaves: tuple[type[nn.Module], ...], given: Given) -> Traced:
     if "forward" in vars(model):
         raise CannotFollow("its forward is not its class's")
     with untouched(model):
-        before, tracer = _Before(model), _Tracer(leaves, omitted)
+        before, tracer = _Before(model), _Tracer(leaves, given)
         module = fx.GraphModule(model, tracer.trace(model))
         before.refuse_changes()
     module.graph.eliminate_dead_code(is_impure_node=_has_effects)
     _read_fields_at_once(module.graph)
-    return traced_of(model, module, "fx")
+    traced = traced_of(model, module, "fx")
+    traced.guard = given.guard(model)
+    return traced
 
 
 def _has_effects(node: fx.Node) -> bool:
@@ -92,13 +94,22 @@ class _Before:
 class _Tracer(fx.Tracer):
     proxy_buffer_attributes = True  # a buffer may be another one in the next step
 
-    def __init__(self, leaves: tuple[type[nn.Module], ...], omitted: dict[str, Any]) -> None:
+    def __init__(self, leaves: tuple[type[nn.Module], ...], given: Given) -> None:
         super().__init__()
-        self.leaves, self.omitted, self.modes = leaves, omitted, _modes()
+        self.leaves, self.given, self.modes = leaves, given, _modes()
         self.fetched: dict[str, Any] = {}  # parameters and buffers, by name
 
     def _proxy_placeholder(self, name: str, *rest: Any) -> Any:
-        return self.omitted[name] if name in self.omitted else super()._proxy_placeholder(name, *rest)
+        """What stands for an argument: itself, where the example says what it is."""
+        if name in self.given.omitted:
+            return _in_one_piece(self.given.omitted[name])
+        if name.startswith("*") and self.given.others is not None:
+            if name.startswith("**"):
+                return _Dict()
+            places = range(self.given.others)
+            return _Tuple(self.create_proxy("placeholder", f"{name[1:]}_{place}", (), {}) for place in places)
+        stand_in = super()._proxy_placeholder(name, *rest)
+        return None if name in self.given.nothing else stand_in
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         whole = isinstance(m, self.leaves) or has_hooks(m) or _asks_its_mode(m)
@@ -135,6 +146,23 @@ class _Tracer(fx.Tracer):
             for name in [name for name, proxy in self.fetched.items() if proxy.node not in nodes]:
                 del self.fetched[name]
             return self.create_proxy("call_module", path, args, kwargs)
+
+
+class _Tuple(tuple[Any, ...]):
+    """fx would make an argument of every item; it does so of Python's own tuples, lists and dictionaries only."""
+
+
+class _List(list[Any]):
+    pass
+
+
+class _Dict(dict[Any, Any]):
+    pass
+
+
+def _in_one_piece(value: Any) -> Any:
+    wraps: dict[type, Callable[[Any], Any]] = {tuple: _Tuple, list: _List, dict: _Dict}
+    return wraps[type(value)](value) if type(value) in wraps else value
 
 
 def _asks_its_mode(module: nn.Module) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from ddip.errors import ConfigError
 from ddip.pipeline.export_tracing import exported
 from ddip.pipeline.fx_tracing import KeepsState, symbolic
 from ddip.pipeline.sequentials import is_plain_sequential, refuse_hooks, steps_of
+from ddip.pipeline.signature import Given, given_of
 from ddip.pipeline.traced import Traced, first_line, kind, traced_of
 
 __all__ = ["Traced", "classes_of", "trace"]
@@ -36,13 +36,13 @@ def trace(
     if not isinstance(model, nn.Module):
         return _of_list(list(model), inputs)
     refuse_hooks(model)
-    omitted = omitted_of(model, inputs) if inputs is not None else {}
+    given = given_of(model, inputs) if inputs is not None else Given()
     if how == "export":
         return exported(model, inputs)
     if how == "auto" and is_plain_sequential(model):
         return _of_children(model, _flattened(model, tuple(leaves)), "sequential")
     try:
-        return symbolic(model, tuple(leaves), omitted)
+        return symbolic(model, tuple(leaves), given)
     except (KeepsState, ConfigError) as error:  # nobody could do it
         raise ConfigError(f"{kind(model)} cannot be cut: {error}") from error
     except Exception as error:
@@ -83,23 +83,6 @@ def _refuse_lazy(parts: list[Any]) -> None:
         for name, parameter in part.named_parameters() if isinstance(part, nn.Module) else ():
             if nn.parameter.is_lazy(parameter):
                 raise ConfigError(f"parameter {name} has no shape yet; expected a model that has seen one batch")
-
-
-def omitted_of(model: nn.Module, inputs: tuple[Any, ...]) -> dict[str, Any]:
-    """Arguments that `inputs` leaves out, with what they are then."""
-    signature = inspect.signature(model.forward)
-    try:
-        given = signature.bind(*inputs)
-    except TypeError as error:
-        raise ConfigError(
-            f"{kind(model)}.forward takes {', '.join(signature.parameters) or 'nothing'} and cannot be called with {len(inputs)} "
-            f"{'input' if len(inputs) == 1 else 'inputs'}: {error}"
-        ) from None
-    return {
-        name: argument.default
-        for name, argument in signature.parameters.items()
-        if name not in given.arguments and argument.default is not inspect.Parameter.empty
-    }
 
 
 def _of_list(modules: list[nn.Module], inputs: tuple[Any, ...] | None) -> Traced:
