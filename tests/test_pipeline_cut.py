@@ -54,6 +54,26 @@ def test_a_plan_that_a_person_has_edited_is_followed(two: ddip.Group, tmp_path: 
         assert str(tmp_path / "edited") in line and "stage" in line and "\n" not in line, line
 
 
+def test_a_value_goes_to_other_ranks_as_it_was_before_its_stage_changes_it(two: ddip.Group, tmp_path: Path) -> None:
+    plan = json.loads(two.run("pipeline_whole.whole_and_in_place('')")[0].value[0])
+    stages = [
+        ["first"],
+        ["a", "relu", "b"],
+        ["up", "add", "c"],
+        ["last"],
+    ]  # what `up` needs, rank 1 has made and changed
+    plan["stages"] = [{"device": device, "layers": names} for device, names in enumerate(stages)]
+    (tmp_path / "edited").write_text(json.dumps(plan))
+    for result in two.run(f"pipeline_whole.whole_and_in_place({str(tmp_path / 'edited')!r})"):
+        made, away = result.value
+        assert [stage["layers"] for stage in json.loads(made)["stages"]] == stages and away < 1e-13
+
+
+def test_the_rank_that_measures_goes_on_with_the_weights_of_the_others(two: ddip.Group) -> None:
+    first, second = (result.value for result in two.run("pipeline_whole.limited_rows()"))
+    assert first == second
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

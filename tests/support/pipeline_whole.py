@@ -67,3 +67,36 @@ def whole_and_tied() -> float:
     pipe.run(batches)
     expected = p.in_one_process([model], batches)
     return p.furthest({name.removeprefix("0."): tensor for name, tensor in expected.items()}, pipe.state_dict())
+
+
+class ChangesInPlace(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.a, self.b, self.c = (torch.nn.Linear(6, 6) for _ in range(4))
+        self.up, self.relu, self.last = torch.nn.Tanh(), torch.nn.ReLU(inplace=True), torch.nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(self.first(x))
+        skip = self.up(h)
+        return self.last(self.c(self.b(self.relu(h)) + skip))  # type: ignore[no-any-return]
+
+
+def whole_and_in_place(partition: str) -> tuple[str, float]:
+    """The plan, and how far the training is from one process's."""
+    batches = p.data(4, 12)
+    pipe = p.pipe_of(  # type: ignore[arg-type]
+        ChangesInPlace().double(), "interleaved", example=batches[0][0][:3], stages=4, partition=partition or None
+    )
+    pipe.run(batches)
+    expected = p.in_one_process([ChangesInPlace().double()], batches)
+    away = p.furthest({name.removeprefix("0."): tensor for name, tensor in expected.items()}, pipe.state_dict())
+    return str(pipe.cut.plan) if pipe.cut else "", away
+
+
+def limited_rows() -> list[float]:
+    """Each forward of an embedding may limit its rows; making a pipeline may not."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(10, 6, max_norm=0.1), torch.nn.Linear(6, 3))
+    p.pipe_of(model, "1f1b", example=torch.arange(6).view(2, 3), replicas=2, stages=1)  # type: ignore[arg-type]
+    return [float(parameter.detach().abs().sum()) for parameter in model.parameters()]
