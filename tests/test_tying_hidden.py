@@ -59,6 +59,11 @@ class Whole(nn.Module):
         return self.head(self.middle(self.embedding(x)).tanh())  # type: ignore[no-any-return]
 
 
+class Output(nn.Module):
+    def forward(self, given: tuple[torch.Tensor, Any]) -> torch.Tensor:
+        return given[0]
+
+
 def layers(head: Callable[[nn.Embedding], nn.Module]) -> list[nn.Module]:
     torch.manual_seed(0)
     embedding = nn.Embedding(10, 8)
@@ -120,5 +125,7 @@ def test_without_an_example_a_hidden_reference_is_warned_of() -> None:
         warnings.simplefilter("error")
         assert pipe(layers(Registered)).ties
         pipe(nn.Sequential(*layers(Head)), stages=1)
+        recurrent = nn.LSTM(8, 8)  # it has a list of its weights
+        assert pipe([nn.Linear(8, 8), nn.Sequential(recurrent), Output(), nn.Sequential(recurrent)]).ties
     with pytest.raises(library.ConfigError, match="^layer 3 uses parameter 0.weight by a reference"):
         pipe(layers(Head), example=words())

@@ -147,6 +147,8 @@ class Pipeline:
             raise ConfigError(f"{needs} needs example=, the inputs of one micro-batch")
         self.parts = parts_of(model, stages, self.width)
         self.kinds = [type(part.module).__name__ for part in self.parts]  # for people
+        # With an example somebody has looked at what they compute.
+        hidden = [] if self.cut else hidden_references([part.module for part in self.parts])
         self.ties = tie_stages(self.parts)
         self.modules = [part.module for part in self.parts]
         self.placement = list(placement) if placement else [i % self.width for i in range(len(self.modules))]
@@ -197,7 +199,7 @@ class Pipeline:
         self.notes += notes
         if self.cut and self.cut.plan and bool(recompute) != self.cut.plan.costs.recompute:
             self.notes.append(f"recompute={recompute}: the plan reckons with recompute={self.cut.plan.costs.recompute}")
-        for line in [] if self.cut else hidden_references(self.modules):  # nobody has looked at what they compute
+        for line in hidden:
             self.warn(line)
         refuse_other_order(order, self.policy_name, self.clipping)
         self.policy_options = checked_options(self.policy_name, staleness_options or {})
