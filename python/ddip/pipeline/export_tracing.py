@@ -30,7 +30,7 @@ def exported(model: nn.Module, inputs: tuple[Any, ...] | None) -> Traced:
                 f"torch.export takes a {type(value).__name__} among the inputs of {kind(model)} apart, and a stage is called with it whole; "
                 "expected tensors one by one"
             )
-    with untouched(model):
+    with untouched(model, runs=False):
         numbers = RandomState()
         module = _module_of(model, inputs)
         if not numbers.is_still():  # torch's own are operations: those that were drawn are Python's

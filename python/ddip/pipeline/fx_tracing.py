@@ -32,7 +32,7 @@ class KeepsState(CannotFollow):
 def symbolic(model: nn.Module, leaves: tuple[type[nn.Module], ...], given: Given) -> Traced:
     if "forward" in vars(model):
         raise CannotFollow("its forward is not its class's")
-    with untouched(model):
+    with untouched(model, runs=False):
         before, tracer = _Before(model), _Tracer(leaves, given)
         module = fx.GraphModule(model, tracer.trace(model))
         before.refuse_changes()

@@ -18,12 +18,13 @@ _TORCHS = set(nn.Module().__dict__)
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[Parameters]:
+def untouched(model: nn.Module, runs: bool = True) -> Iterator[Parameters]:
     """A batch norm counts what it sees, an embedding may limit its rows, a dropout draws numbers, a module may keep what it computed:
-    nothing of it is noticed afterwards."""
+    nothing of it is noticed afterwards. A model that is only followed, with stand-ins, writes no parameter: all ranks do that at the same
+    time, and a copy of all weights for each would be too many."""
     numbers, kept = RandomState(), [Attributes(module) for module in model.modules()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    parameters = Parameters(model)
+    parameters = Parameters(model if runs else nn.Module())
     try:
         yield parameters
     finally:
