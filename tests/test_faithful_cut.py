@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -314,15 +315,31 @@ def test_the_fields_of_a_named_tuple_cross_every_cut(make: Callable[[], nn.Modul
         trained_alike(make(), x, y, stages=2, partition=edited(traced, x[:4], cut, tmp_path / "plan.json"))
 
 
-def test_a_cut_through_a_named_tuple_that_a_module_needs_is_refused_in_one_line() -> None:
-    traced = trace(OwnClass(whole=True), (samples(),))
-    check(traced, (samples(),))
-    names = [layer.name for layer in traced.layers]
-    check_cut(traced, [names[:1], names[1:]], (samples(),))
-    with pytest.raises(
-        library.ConfigError, match="'tuple' object has no attribute 'left'; does a layer .* named tuple"
-    ):
-        check_cut(traced, [names[:2], names[2:]], (samples(),))
+class Ordered(nn.Module):
+    def forward(self, x: torch.Tensor) -> OrderedDict[str, torch.Tensor]:
+        return OrderedDict(left=x, right=-x) if x.sum() != 0 else OrderedDict(left=x)
+
+
+class AddsNamed(nn.Module):
+    def forward(self, given: dict[str, torch.Tensor]) -> torch.Tensor:
+        return given["left"] + 2 * given["right"] if given["left"].sum() != 0 else given["left"]
+
+
+class OwnDict(OwnClass):
+    def __init__(self) -> None:
+        super().__init__(whole=True)
+        self.two, self.adds = Ordered(), AddsNamed()  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("make", [lambda: OwnClass(whole=True), OwnDict])
+def test_layers_between_which_a_value_would_lose_its_class_are_one_layer(make: Callable[[], nn.Module]) -> None:
+    x, y = samples(8), samples(8)
+    traced = trace(make(), (x[:4],))
+    assert [layer.name for layer in traced.layers] == ["a", "two", "b", "c", "adds", "add"]
+    check(traced, (x[:4],))
+    assert [layer.name for layer in traced.layers] == ["a", "two", "add"]
+    for stages in (2, 3):
+        trained_alike(make(), x, y, stages=stages)
 
 
 # ---- what else a plan says

@@ -58,11 +58,14 @@ def cut(
     count = width if stages is None else stages
     if count % width:
         raise ConfigError(f"stages={stages}: expected a multiple of the pipeline's {width} ranks")
-    text, written, changes = on_rank_0(
+    text, *looked = on_rank_0(
         ranks,
-        lambda: (str(made_plan(traced, inputs, count, partition, recompute, link)), traced.written, traced.changes),
+        lambda: (
+            str(made_plan(traced, inputs, count, partition, recompute, link)),
+            *(traced.written, traced.changes, traced.unsent),
+        ),
     )
-    traced.changes = changes  # rank 0 has seen them
+    written, traced.changes, traced.unsent = looked  # by rank 0
     keep_together(traced, written)
     return cut_by(traced, text, count, width, link)
 

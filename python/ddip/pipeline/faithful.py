@@ -24,7 +24,7 @@ from ddip.pipeline.random_state import begin_with
 from ddip.pipeline.split import Split, Stage, split
 from ddip.pipeline.traced import Traced, first_line, keep_together, kind
 from ddip.pipeline.untouched import Parameters, untouched
-from ddip.pipeline.values import fresh, linked, shape_of, tensors_of
+from ddip.pipeline.values import fresh, linked, loses_its_class, shape_of, tensors_of
 
 # Two random states: what a forward drew once and kept is not what it draws the next time.
 SEEDS = (0, 1)
@@ -86,19 +86,21 @@ def check(traced: Traced, inputs: tuple[Any, ...]) -> None:
         with untouched(traced.model):
             traced.model.train(training)
             if training:
-                _refuse_hidden_weights(traced, alone, inputs)
+                _look_at_each(traced, alone, inputs)
             for value, operations in changes_of(traced, inputs).items():
                 traced.changes.setdefault(value, set()).update(operations)
     keep_together(traced, written)
     traced.checked = True
 
 
-def _refuse_hidden_weights(traced: Traced, alone: Split, inputs: tuple[Any, ...]) -> None:
+def _look_at_each(traced: Traced, alone: Split, inputs: tuple[Any, ...]) -> None:
+    """Which weights it trains, and whether what it makes can be sent."""
     with torch.enable_grad():
         values = composed(traced, alone, inputs, partial(fresh, gradient=True))
     taken()  # nobody's losses
     for layer, stage in zip(traced.layers, alone.stages, strict=True):
         refuse_hidden_weights(traced.model, layer.name, stage.module, [values[name] for name in stage.gives])
+    traced.unsent = {name for name, value in values.items() if loses_its_class(value)}
 
 
 def _refusal(traced: Traced, difference: str, training: bool) -> NotTheModel:

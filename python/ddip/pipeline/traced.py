@@ -44,9 +44,10 @@ class Traced:
     instead: str = ""  # why fx could not do what export did
     guard: Any = None  # looks at the inputs: a hook of the first stage
     checked: bool = False  # that it computes what the model does
-    # Both are known when it is checked.
+    # These are known when it is checked.
     written: set[str] = field(default_factory=set)  # buffers and parameters that a forward in training writes
     changes: dict[str, set[str]] = field(default_factory=dict)  # value → the operations that change it in place
+    unsent: set[str] = field(default_factory=set)  # values that would lose their class on the way to another stage
 
     @property
     def graph(self) -> fx.Graph:
@@ -78,7 +79,7 @@ class Traced:
 
 
 def keep_together(traced: Traced, written: set[str]) -> None:
-    """`written`: buffers and parameters that each forward writes. All layers from the first to the last use of one become one layer: two stages
+    """A value that cannot be sent stays in one layer. `written`: buffers and parameters that each forward writes. All layers from the first to the last use of one become one layer: two stages
     would each have one of their own. A list of stages is cut already."""
     traced.written = written
     if traced.how == "stages":
@@ -89,6 +90,9 @@ def keep_together(traced: Traced, written: set[str]) -> None:
         for used in _tensors_of(traced.module, layer) & set(uses):
             uses[used].append(index)
     joined = {index for where in uses.values() if where for index in range(min(where) + 1, max(where) + 1)}
+    for flow in traced.flows():
+        if flow.node.name in traced.unsent:
+            joined |= set(range(flow.source + 1, flow.target + 1))
     _join(traced, joined)
 
 

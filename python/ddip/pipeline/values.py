@@ -53,3 +53,12 @@ def sent(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: sent(item) for key, item in value.items()}
     return value
+
+
+def loses_its_class(value: Any) -> bool:
+    """When it is sent: a named tuple would arrive as a tuple, and a dictionary of another class is refused."""
+    if isinstance(value, dict):
+        return type(value) is not dict or any(loses_its_class(item) for item in value.values())
+    if isinstance(value, (tuple, list)):
+        return type(value) not in (tuple, list, torch.Size) or any(loses_its_class(item) for item in value)
+    return False
