@@ -97,7 +97,6 @@ def _look_at_each(traced: Traced, alone: Split, inputs: tuple[Any, ...]) -> None
     """Which weights it trains, and whether what it makes can be sent."""
     with torch.enable_grad():
         values = composed(traced, alone, inputs, partial(fresh, gradient=True))
-    taken()  # nobody's losses
     for layer, stage in zip(traced.layers, alone.stages, strict=True):
         refuse_hidden_weights(traced.model, layer.name, stage.module, [values[name] for name in stage.gives])
     traced.unsent = {name for name, value in values.items() if loses_its_class(value)}

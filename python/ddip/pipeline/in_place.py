@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from ddip.pipeline.auxiliary import taken
 from ddip.pipeline.traced import Traced
 from ddip.pipeline.values import fresh, tensors_of
 
@@ -20,7 +19,6 @@ def changes_of(traced: Traced, inputs: tuple[Any, ...]) -> Changes:
     watching = _Watching(traced)
     with torch.no_grad():
         watching.run(*[fresh(value) for value in inputs])
-    taken()  # nobody's losses
     return watching.changes
 
 

@@ -79,8 +79,8 @@ class Traced:
 
 
 def keep_together(traced: Traced, written: set[str]) -> None:
-    """A value that cannot be sent stays in one layer. `written`: buffers and parameters that each forward writes. All layers from the first to the last use of one become one layer: two stages
-    would each have one of their own. A list of stages is cut already."""
+    """A value that cannot be sent stays in one layer. `written`: buffers and parameters that each forward writes. All layers from the
+    first to the last use of one become one layer: two stages would each have one of their own. A list of stages is cut already."""
     traced.written = written
     if traced.how == "stages":
         return
