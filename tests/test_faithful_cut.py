@@ -331,6 +331,40 @@ class OwnDict(OwnClass):
         self.two, self.adds = Ordered(), AddsNamed()  # type: ignore[assignment]
 
 
+class Encoder(nn.Module):
+    """No trace looks into it, and what it returns is nothing that a message has a place for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 16)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        mean, spread = self.layer(x).chunk(2, 1)
+        return torch.distributions.Normal(mean, spread.exp() if spread.sum() != 0 else spread)
+
+
+class Sample(nn.Module):
+    def forward(self, latent: Any) -> torch.Tensor:
+        return latent.mean + latent.stddev  # type: ignore[no-any-return]
+
+
+class Variational(Parts):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.sample = Encoder(), Sample()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.c(self.b(self.sample(self.encoder(self.a(x)))))  # type: ignore[no-any-return]
+
+
+def test_what_only_python_can_hold_stays_in_one_stage(tmp_path: Path) -> None:
+    x, y = samples(8), torch.randn(8, 8)
+    traced = trace(Variational(), (x[:4],), leaves=(Encoder, Sample))
+    check(traced, (x[:4],))
+    assert [layer.name for layer in traced.layers] == ["a", "encoder", "b", "c"]
+    trained_alike(Variational(), x, y, stages=2, leaves=("Encoder", "Sample"))
+
+
 @pytest.mark.parametrize("make", [lambda: OwnClass(whole=True), OwnDict])
 def test_layers_between_which_a_value_would_lose_its_class_are_one_layer(make: Callable[[], nn.Module]) -> None:
     x, y = samples(8), samples(8)

@@ -28,6 +28,7 @@ from ddip.pipeline.tying import tie_stages  # noqa: E402
 from torch import nn  # noqa: E402
 
 import ddip as library  # noqa: E402
+from ddip.pipeline import faithful, untouched  # noqa: E402
 
 
 class Three(nn.Module):
@@ -393,6 +394,17 @@ def test_a_parameter_that_a_forward_writes_is_as_it_was_after_tracing_checking_a
     assert traced.written == ({"0.weight"} if make is limited else {"mean"} if make is Average else {"inner.mean"})
 
 
+def test_all_weights_are_copied_once_and_not_for_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model on a GPU each copy is a way through the host."""
+    model, x, copies = Average(), samples(), []
+    made = untouched.Parameters.__init__
+    monkeypatch.setattr(untouched.Parameters, "__init__", lambda *given: (copies.append(given[1]), made(*given))[1])
+    traced = trace(model, (x,))
+    copies.clear()  # stand-ins are followed without one
+    plan_for(traced, (x,), 2, times=1)
+    assert copies == [model] and not untouched._untouched
+
+
 def test_layers_that_write_and_read_one_parameter_are_one_layer() -> None:
     model, other, x = Average(twice=True), Average(twice=True), samples()
     traced = looked_at(model, (x,))
@@ -604,6 +616,15 @@ def test_what_is_not_finite_is_compared_by_its_place_and_rounding_by_the_usual_s
     assert not same([-1e9] * 50 + [1.0, 2.0], [-1e9] * 50 + [1.0, 2.1])
     assert same([1e-9, 1.0, 2.0], [2e-9, 1.0, 2.0]), "one that is zero but for rounding"
     assert same([0.0, 0.0], [0.0, 0.0]) and not same([0.0, 0.0], [0.0, 1e-3])
+
+
+@pytest.mark.parametrize("size", [64, 1000, 1000000])
+def test_rounding_of_short_numbers_is_no_difference(size: int) -> None:
+    """Many of them are the same number, though nothing stands for something else."""
+    numbers = torch.randn(size, generator=torch.Generator().manual_seed(0))
+    rounded = (numbers + 2e-3 * torch.randn(size, generator=torch.Generator().manual_seed(1))).bfloat16()
+    assert faithful._near(rounded, numbers.bfloat16(), 1e-2)
+    assert not faithful._near(numbers.bfloat16() + 0.5, numbers.bfloat16(), 1e-2)
 
 
 def test_a_result_of_another_class_is_another_result() -> None:

@@ -33,6 +33,8 @@ NEAR = {torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 1e-5, torc
 ON_GPU = 1e-3  # a GPU may round what goes into a product to ten bits
 COARSE = 1e-2
 SAMPLED = 1 << 20  # elements: enough to say how large they usually are
+GAP = 1e3  # what is so much larger than the next one is of another kind
+ALIKE = 1.01  # -1e9, and what it becomes where something was added
 
 
 Gradients = dict[str, torch.Tensor | None]  # by parameter
@@ -61,6 +63,14 @@ def check(traced: Traced, inputs: tuple[Any, ...]) -> None:
         raise ConfigError(
             f"{kind(traced.model)} was traced with the inputs {', '.join(names)} and the example has {len(inputs)}; expected as many"
         )
+    with untouched(traced.model):
+        written = _check_both_modes(traced, inputs)
+    keep_together(traced, written)
+    traced.checked = True
+
+
+def _check_both_modes(traced: Traced, inputs: tuple[Any, ...]) -> set[str]:
+    """What forwards in training write."""
     alone = split(traced, [[layer.name] for layer in traced.layers])
     mode, written = traced.model.training, set[str]()
     for training in (mode, not mode):
@@ -89,17 +99,18 @@ def check(traced: Traced, inputs: tuple[Any, ...]) -> None:
                 _look_at_each(traced, alone, inputs)
             for value, operations in changes_of(traced, inputs).items():
                 traced.changes.setdefault(value, set()).update(operations)
-    keep_together(traced, written)
-    traced.checked = True
+    return written
 
 
 def _look_at_each(traced: Traced, alone: Split, inputs: tuple[Any, ...]) -> None:
     """Which weights it trains, and whether what it makes can be sent."""
     with torch.enable_grad():
         values = composed(traced, alone, inputs, partial(fresh, gradient=True))
-    for layer, stage in zip(traced.layers, alone.stages, strict=True):
-        refuse_hidden_weights(traced.model, layer.name, stage.module, [values[name] for name in stage.gives])
     traced.unsent = {name for name, value in values.items() if loses_its_class(value)}
+    names = {id(parameter): name for name, parameter in traced.model.named_parameters()}
+    for layer, stage in zip(traced.layers, alone.stages, strict=True):
+        if not traced.unsent.intersection(stage.takes):  # in what is of a class of its own, no copy cuts the graph
+            refuse_hidden_weights(names, layer.name, stage.module, [values[name] for name in stage.gives])
 
 
 def _refusal(traced: Traced, difference: str, training: bool) -> NotTheModel:
@@ -273,12 +284,19 @@ def _largest(tensor: torch.Tensor) -> float:
 
 
 def _usual(tensor: torch.Tensor) -> float:
-    """How large its elements are, but for those that stand for something else, as a mask's -1e9: they are all the same, or few."""
+    """How large its elements are, but for those that stand for something else, as a mask's -1e9: nothing lies between them and the
+    others, and they are all alike, or few."""
     sizes = tensor.abs()
     sizes = sizes[sizes.isfinite() & (sizes > 0)]
-    values, times = sizes[:: sizes.numel() // SAMPLED + 1].unique(return_counts=True)
-    found = values[times == 1] if bool((times == 1).any()) else values
-    return min(float(found.max()), 100 * float(found.median())) if found.numel() else 0.0
+    if not sizes.numel():
+        return 0.0
+    found = sizes[:: sizes.numel() // SAMPLED + 1].sort(descending=True).values
+    some = max(1, found.numel() // 100)  # so many must be left
+    (gaps,) = (found[:-some] > GAP * found[1 : found.numel() - some + 1]).nonzero(as_tuple=True)
+    above = int(gaps[0]) + 1 if gaps.numel() else 0
+    if not above or found[above - 1] < GAP or (above > some and found[0] > ALIKE * found[above - 1]):
+        above = 0
+    return float(found[above])
 
 
 def _wide(tensor: torch.Tensor) -> torch.dtype:

@@ -14,12 +14,12 @@ from ddip.errors import ConfigError
 from ddip.pipeline.values import tensors_of
 
 
-def refuse_hidden_weights(model: nn.Module, layer: str, module: nn.Module, result: Any) -> None:
-    """`result`: what the layer's module made, with its graph, from values that no weight of the model has made."""
+def refuse_hidden_weights(names: dict[int, str], layer: str, module: nn.Module, result: Any) -> None:
+    """`names`: of the model's parameters, by their ids. `result`: what the layer's module made, with its graph, from values that no
+    weight of the model has made."""
     own = {id(parameter) for parameter in module.parameters()}
-    names = {id(parameter): name for name, parameter in model.named_parameters() if id(parameter) not in own}
     for weight in _leaves_of(result):
-        if id(weight) in names:
+        if id(weight) in names and id(weight) not in own:
             raise ConfigError(
                 f"layer {layer} uses parameter {names[id(weight)]} by a reference that torch does not know, and a stage of its own would "
                 "not train it; expected the parameter, or its module, as an attribute of the layer: then stages share it"

@@ -10,6 +10,7 @@ from ddip.errors import ConfigError
 from ddip.pipeline.faithful_cut import check_cut
 from ddip.pipeline.profile import profile
 from ddip.pipeline.traced import Traced
+from ddip.pipeline.untouched import untouched
 
 PLACEMENTS = {"single": Placement.single, "mixed": Placement.mixed, "mirrored": Placement.mirrored}
 LARGEST_FILE = 64 << 20
@@ -36,16 +37,18 @@ def plan_for(
     if devices < 1:
         raise ConfigError(f"{devices} stages; expected at least one")
     costs = PartitionCosts(link_bytes_per_ms, recompute, memory_cap)
-    graph = profile(traced, inputs, times=times)
-    plan = PartitionPlan(name or type(traced.model).__name__, graph, devices, costs, PLACEMENTS[placement], seed)
-    check_cut(traced, plan.stages, inputs)
+    with untouched(traced.model):
+        graph = profile(traced, inputs, times=times)
+        plan = PartitionPlan(name or type(traced.model).__name__, graph, devices, costs, PLACEMENTS[placement], seed)
+        check_cut(traced, plan.stages, inputs)
     return plan
 
 
 def refuse_for(plan: PartitionPlan, traced: Traced, inputs: tuple[Any, ...]) -> None:
     """If it is not a plan for this model: other layers, edges or shapes, or stages that are not the model."""
-    plan.check_is_for(profile(traced, inputs, times=0))
-    check_cut(traced, plan.stages, inputs)
+    with untouched(traced.model):
+        plan.check_is_for(profile(traced, inputs, times=0))
+        check_cut(traced, plan.stages, inputs)
 
 
 def read_plan(path: str | Path, traced: Traced | None = None, inputs: tuple[Any, ...] | None = None) -> PartitionPlan:

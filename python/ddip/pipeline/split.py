@@ -135,7 +135,10 @@ def _stage(
         {name for (source, _), names in routes.items() if source == stage for name in names}, key=list(by_name).index
     )
     layer_of, copies = traced.layer_of(), dict[str, fx.Node]()
-    changed = {name: _changing_layers(traced, name, stage_of, stage) for name in gives}
+    changed = {
+        name: {layer_of[by_name[one]] for one in traced.changes.get(name, ()) if by_name[one] in layer_of}
+        for name in gives
+    }
     for index, layer in enumerate(traced.layers):
         if stage_of[index] != stage:
             continue
@@ -143,7 +146,9 @@ def _stage(
             known[node] = graph.node_copy(node, copied)
         # Whoever takes it reads it as it is now; what the stage does to it afterwards comes later in the model.
         for name in gives:
-            if layer_of[by_name[name]] == index and any(later > index for later in changed[name]):
+            if layer_of[by_name[name]] == index and any(
+                later > index and stage_of[later] == stage for later in changed[name]
+            ):
                 copies[name] = graph.call_function(linked, (known[by_name[name]],))
     if stage == stages - 1:
         gives = [OUTPUT]
@@ -155,16 +160,6 @@ def _stage(
     module = fx.GraphModule(traced.module, graph, f"Stage{stage}")
     module.training = traced.module.training
     return Stage(module, takes, gives)
-
-
-def _changing_layers(traced: Traced, value: str, stage_of: dict[int, int], stage: int) -> set[int]:
-    """Those of this stage that change the value in place."""
-    writers = traced.changes.get(value, set())
-    return {
-        index
-        for index, layer in enumerate(traced.layers)
-        if stage_of[index] == stage and any(node.name in writers for node in layer.nodes)
-    }
 
 
 def _leave_constants_out(module: nn.Module, saved: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from ddip.pipeline.random_state import RandomState
 
 _CONTAINERS = ("_parameters", "_buffers", "_modules")
 _TORCHS = set(nn.Module().__dict__)
+_untouched: dict[int, Parameters] = {}  # of models that somebody looks at right now: one copy of all weights is enough
 
 
 @contextmanager
@@ -24,7 +25,10 @@ def untouched(model: nn.Module, runs: bool = True) -> Iterator[Parameters]:
     time, and a copy of all weights for each would be too many."""
     numbers, kept = RandomState(), [Attributes(module) for module in model.modules()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    parameters = Parameters(model if runs else nn.Module())
+    outer = _untouched.get(id(model))
+    parameters = outer or Parameters(model if runs else nn.Module())
+    if runs:
+        _untouched[id(model)] = parameters
     try:
         yield parameters
     finally:
@@ -34,29 +38,42 @@ def untouched(model: nn.Module, runs: bool = True) -> Iterator[Parameters]:
             for buffer, value in buffers:  # all: a batch norm does not tell torch's version counter what it writes
                 buffer.copy_(value)
         parameters.restore()
+        if runs and not outer:
+            del _untouched[id(model)]
         numbers.restore()
 
 
 class Parameters:
     """Those of a model, as they are now. Few forwards write one, but what does it by `.data` is not counted by torch, and what it was
-    can only come from a copy; on the CPU, since a GPU may have no room for all weights twice."""
+    can only come from a copy; on the CPU, since a GPU may have no room for all weights twice. Whether something was written is
+    looked at where the weights are: to fetch them each time would take minutes."""
 
     def __init__(self, model: nn.Module) -> None:
         self._before = [(name, one, one.detach().to("cpu", copy=True)) for name, one in model.named_parameters()]
+        self._marks = [_mark(one) for _, one, _ in self._before]
+
+    def _changed(self) -> Iterator[tuple[int, str, torch.Tensor, torch.Tensor]]:
+        for index, (name, parameter, before) in enumerate(self._before):
+            if _mark(parameter) != self._marks[index] and not _same(parameter.detach(), before):
+                yield index, name, parameter, before
 
     def written(self) -> dict[str, torch.Tensor]:
         """Copies of those that are others now."""
-        return {
-            name: parameter.detach().clone()
-            for name, parameter, before in self._before
-            if not _same(parameter.detach(), before)
-        }
+        return {name: parameter.detach().clone() for _, name, parameter, _ in self._changed()}
 
     def restore(self) -> None:
         with torch.no_grad():
-            for _, parameter, before in self._before:
-                if not _same(parameter.detach(), before):
-                    parameter.copy_(before)
+            for index, _, parameter, before in self._changed():
+                parameter.copy_(before)
+                self._marks[index] = _mark(parameter)
+
+
+def _mark(tensor: torch.Tensor) -> str:
+    """Another one, if somebody has written to it: torch's counter, and sums that a write past it would have to meet by chance."""
+    values = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    values = values.float() if values.element_size() == 1 and values.is_floating_point() else values
+    sums = [values.sum(dtype=torch.float64), values[..., ::2].sum(dtype=torch.float64)] if values.dim() else [values]
+    return f"{tensor._version} {tensor.data_ptr()} {torch.stack(sums).tolist()}"  # as text, NaN is NaN
 
 
 def _same(now: torch.Tensor, before: torch.Tensor) -> bool:

@@ -56,9 +56,12 @@ def sent(value: Any) -> Any:
 
 
 def loses_its_class(value: Any) -> bool:
-    """When it is sent: a named tuple would arrive as a tuple, and a dictionary of another class is refused."""
+    """When it is sent: a named tuple would arrive as a tuple; a dictionary of another class, or anything else that is no plain value, is
+    refused."""
     if isinstance(value, dict):
         return type(value) is not dict or any(loses_its_class(item) for item in value.values())
     if isinstance(value, (tuple, list)):
         return type(value) not in (tuple, list, torch.Size) or any(loses_its_class(item) for item in value)
-    return False
+    return not isinstance(
+        value, (torch.Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+    )
