@@ -30,6 +30,7 @@ def test_numbers_that_are_conjugated_when_they_are_read_arrive_so(
         ("adam", "lambda ps: torch.optim.Adam(ps, 0.01)", True),
         ("gap_aware", "m.sgd", True),
         ("stash", "lambda ps: torch.optim.Adam(ps, 0.01)", False),
+        ("auto", "lambda ps: torch.optim.Adam(ps, 0.01)", False),
         ("msnag", "lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9)", False),
     ],
 )

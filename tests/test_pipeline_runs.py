@@ -50,6 +50,15 @@ def test_what_another_pipeline_has_saved_is_refused_and_changes_nothing(
         assert moved == 0
 
 
+def test_a_pipeline_may_go_on_with_another_policy_where_neither_remembers_anything(
+    two: ddip.Group, tmp_path: Path
+) -> None:
+    options = "dict(staleness='msnag'), dict(staleness='none', schedule='1f1b')"
+    for result in two.run(f"r.loaded_elsewhere({str(tmp_path / 'save')!r}, {options})"):
+        said, moved = result.value
+        assert said == "nothing" and moved > 0
+
+
 def test_a_modules_extra_state_is_saved(two: ddip.Group, tmp_path: Path) -> None:
     assert [result.value for result in two.run(f"r.extra_state({str(tmp_path / 'save')!r})")] == ["a word"] * 2
 
@@ -114,6 +123,17 @@ def test_a_switch_counts_the_batches_of_earlier_runs(two: ddip.Group) -> None:
 def test_a_stream_without_an_end_is_read_part_by_part(two: ddip.Group) -> None:
     for result in two.run("r.read_twice()"):
         assert result.value == (3, 7, 0.0)
+
+
+def test_a_stream_goes_on_after_a_failed_run_where_the_first_rank_was(two: ddip.Group) -> None:
+    for result in two.run("r.stream_after_a_failure()"):
+        said, losses, expected = result.value
+        assert "once" in said and len(losses) == 4 and losses == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_stream_that_ends_too_early_says_so(two: ddip.Group) -> None:
+    with pytest.raises(RankError, match="the batches ended after 2, though there were said to be 3 .*by count="):
+        two.run("p.pipe_of(p.mlp(2)).run(iter(p.data(2, 12)), count=3)")
 
 
 @pytest.mark.parametrize("count", ["-1", "2.5", "True", "'3'"])

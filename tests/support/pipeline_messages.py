@@ -77,6 +77,7 @@ def complex_weights(staleness: str, optimizer: Any) -> str:
             return (x * self.weight).real
 
     def trained() -> None:
+        torch.manual_seed(0)
         pipe = ddip.Pipeline(
             [Turned(), torch.nn.Linear(8, 8)], loss=torch.nn.functional.mse_loss, optimizer=optimizer, staleness=staleness
         )  # fmt: skip

@@ -177,6 +177,34 @@ def read_twice() -> tuple[int, int, float]:
     return first, read[0], p.furthest(pipe.state_dict(), other.state_dict())
 
 
+def stream_after_a_failure() -> tuple[str, list[float], list[float]]:
+    """A stream that a failed run has read to different places on the ranks is gone on with. What the first run said, and the losses
+    of the second one beside those of a pipeline with the same weights on the batches that come next."""
+    batches = p.data(40, 8)
+    read = [0]
+
+    def endless() -> Iterator[Any]:
+        for batch in batches:
+            read[0] += 1
+            yield batch
+
+    first, last = p.mlp(2)
+    stream = endless()
+    pipe = p.pipe_of([first, Failing(last)], window=[9, 0])
+    said = said_by(lambda: pipe.run(stream, count=20))
+    began = max(ddip.gather_objects(read[0]))
+    steady = Failing(p.mlp(2)[1])
+    steady.calls = 100
+    other = p.pipe_of([p.mlp(2)[0], steady], "gpipe")
+    weights = pipe.state_dict()
+    for index in other.mine:
+        names = {
+            name.removeprefix(f"{index}."): tensor for name, tensor in weights.items() if name.startswith(f"{index}.")
+        }
+        other.modules[index].load_state_dict(names)
+    return said, pipe.evaluate(stream, count=4).losses, other.evaluate(batches[began : began + 4]).losses
+
+
 class Noisy(torch.utils.data.Dataset):  # type: ignore[type-arg]
     def __init__(self) -> None:
         self.x, self.y = torch.randn(64, 6).double(), torch.randn(64, 3).double()

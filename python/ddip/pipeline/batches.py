@@ -35,6 +35,16 @@ class Batches:
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def read(self) -> int:
+        """How many batches have been read since the start."""
+        return self._next
+
+    def skip(self, count: int) -> None:
+        """An iterator that others have read further."""
+        for _ in range(count):
+            next(self.batches, None)
+
     def start(self) -> None:
         self._iterator = iter(self.batches)
         self._open.clear()
@@ -66,7 +76,9 @@ class Batches:
         try:
             batch = next(self._iterator)
         except StopIteration:
-            raise ConfigError(f"the batches ended after {number}, though there were said to be {len(self)}") from None
+            raise ConfigError(
+                f"the batches ended after {number}, though there were said to be {len(self)} (by their length, or by count=)"
+            ) from None
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
             raise ConfigError(f"batch {number} is a {type(batch).__name__}; expected a pair (x, y)")
         x, y = batch

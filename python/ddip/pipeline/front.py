@@ -7,7 +7,7 @@ import hashlib
 import math
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +212,7 @@ class Pipeline:
         self._done: Any = None  # this rank's actions in the last one, if their order was found
         self._trained = [{name for name, p in module.named_parameters() if p.requires_grad} for module in self.modules]
         self._whole = True  # no run was stopped or has failed since the replicas were equal
+        self._left: tuple[Any, int] | None = None  # an iterator that a run which failed has read so many batches of
         self.policies: dict[int, Any] = {}
         self.calls: dict[int, StageCalls] = {}
         self.steppings: dict[int, Stepping] = {}
@@ -258,8 +259,8 @@ class Pipeline:
     def run(self, batches: Iterable[Any], show: bool = False, count: int | None = None) -> Report:
         """Trains on them. Every rank gives its own iterable of pairs (x, y), equally seeded and equally long: the first
         stage reads x, the last one y. `show`: a notebook draws what the ranks do while they do it. `count`: on so many of them at
-        most; an iterator has the others still, so that a stream without an end can be trained on part by part. An iterable without
-        a length is read to its end before anything runs, unless there is a `count`."""
+        most; an iterator, which must have as many, has the others still, so that a stream without an end can be trained on part by
+        part. An iterable without a length is read to its end before anything runs, unless there is a `count`."""
         with Watch(show) as watch:
             watch.report = self._run(batches, True, watch, Metrics(None), count)
         return watch.report
@@ -276,20 +277,24 @@ class Pipeline:
         self._make_equal_again()
         self._refuse_other_parameters()
         before = RandomState()
+        source = None
         try:
-            return self._run_all(Batches(batches, self.micro_batches, count), training, watch, metrics)
+            source = Batches(batches, self.micro_batches, count)
+            return self._run_all(source, training, watch, metrics)
         except BaseException:
             # The first stage has read further than the last one, and a loader may draw random numbers for each sample: the next
-            # batches would not be the same on all ranks.
+            # batches would not be the same on all ranks. Nor would an iterator's, if it is gone on with.
             before.restore()
+            self._left = (batches, source.read) if source and isinstance(batches, Iterator) else None
             raise
 
     def _run_all(self, source: Batches, training: bool, watch: Watch, metrics: Metrics) -> Report:
         said = [len(source), self.fingerprint(), training, metrics.names]
         ends = self._writer.ends_before(training) if self._writer else ""
-        everybody = gather_objects((said, uuid.uuid4().hex, ends), self.ranks)
+        left = self._left[1] if self._left and self._left[0] is source.batches else 0
+        everybody = gather_objects((said, uuid.uuid4().hex, ends, left), self.ranks)
         run = everybody[0][1]
-        for rank, (theirs, _, _) in enumerate(everybody):
+        for rank, (theirs, *_) in enumerate(everybody):
             if theirs != said:
                 if theirs[:-1] == said[:-1]:
                     raise ConfigError(
@@ -297,8 +302,11 @@ class Pipeline:
                     )
                 what = f"{theirs[0]} batches here {said[0]}" if theirs[0] != said[0] else "another pipeline"
                 raise ConfigError(f"rank {rank} runs {what}: every rank must run the same pipeline on as many batches")
-        for _, _, ends in everybody:
+        for _, _, ends, _ in everybody:
             self._end_ledger(ends)
+        if self._left and self._left[0] is source.batches:
+            source.skip(max(read for *_, read in everybody) - left)
+        self._left = None
         source.start()
         for index in {0, len(self.modules) - 1} & set(self.calls):
             self.calls[index].begin(source, metrics)

@@ -19,7 +19,8 @@ def chosen_policy(
     trained = ([p for p in module.parameters() if p.requires_grad] for module in modules)
     example = optimizer(next(filter(None, trained), [torch.nn.Parameter(torch.zeros(1))]))
     rule = rule_of(example)
-    name = automatic(rule, schedule, is_stale) if staleness == "auto" else staleness
+    any_complex = any(p.is_complex() for module in modules for p in module.parameters() if p.requires_grad)
+    name = automatic(rule, schedule, is_stale, any_complex) if staleness == "auto" else staleness
     described = native.StageOptimizer(
         rule=native.rule_of(rule) if rule else native.Rule.other,
         groups=[group_of(group) for group in example.param_groups],
@@ -40,10 +41,12 @@ def refuse_other_rule(stage: str, stepping: Stepping, policy: str) -> None:
         raise ConfigError(f"staleness={policy!r}: {stage} is trained by {type(stepping.optimizer).__name__}, and {why}")
 
 
-def automatic(rule: str | None, schedule: str, is_stale: bool) -> str:
+def automatic(rule: str | None, schedule: str, is_stale: bool, any_complex: bool) -> str:
     native = engine()
     if not is_stale:
         return "none"
-    name = str(native.auto_policy(native.rule_of(rule))) if rule else "stash"
+    # Adam's squares of complex weights are of another kind than its predictions know.
+    known = rule is not None and (rule == "sgd" or not any_complex)
+    name = str(native.auto_policy(native.rule_of(rule))) if known else "stash"
     refused = native.schedule_takes(schedule, name)[0] == native.Fit.refused
     return "none" if refused else name  # 2bw and paci say by themselves which weights are read

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from ddip.pipeline.stepping import Stepping
 
 FORMAT = 2
+FORGETFUL = {"none", "stash", "msnag", "aggmsnag", "spectrain", "lwp", "adam", "adamw", "nadam", "nesterov", "spike"}
 
 
 def save(pipe: Pipeline, path: str | Path) -> None:
     """All ranks. Rank 0 writes; a crash leaves the old file or the new one."""
-    mine = together(lambda: {index: writable(index, stage_state(pipe, index)) for index in pipe.mine}, pipe.ranks)
+    mine = together(lambda: {index: writable(index, part_of_save(pipe, index)) for index in pipe.mine}, pipe.ranks)
     everybody = gather_objects((pipe.replica, mine, pipe.squares), pipe.ranks, root=0)
     failure = ""
     if pipe.ranks.rank == 0:
@@ -37,10 +38,19 @@ def save(pipe: Pipeline, path: str | Path) -> None:
         raise ConfigError(failure)
 
 
+def part_of_save(pipe: Pipeline, index: int) -> dict[str, Any]:
+    """Replicas have the same weights and each its own running statistics."""
+    state = stage_state(pipe, index)
+    return state if pipe.replica == 0 else {"model": statistics_of(pipe, index, state)}
+
+
+def statistics_of(pipe: Pipeline, index: int, state: dict[str, Any]) -> dict[str, Any]:
+    return {name: state["model"][name] for name in buffers_of(pipe, index) if name in state["model"]}
+
+
 def whole_of(pipe: Pipeline, everybody: list[tuple[int, dict[int, Any], dict[int, float]]]) -> dict[str, Any]:
-    # Replicas have the same weights and each its own running statistics.
     buffers = {
-        (replica, index): {name: state["model"][name] for name in buffers_of(pipe, index) if name in state["model"]}
+        (replica, index): statistics_of(pipe, index, state)
         for replica, part, _ in everybody
         for index, state in part.items()
     }
@@ -76,12 +86,18 @@ def read(pipe: Pipeline, path: str | Path) -> dict[str, Any]:
         or len(found.get("stages", ())) != len(pipe.modules)
     ):
         raise ConfigError(f"{path}: it is no pipeline of {len(pipe.modules)} stages")
-    if found.get("policy", pipe.policy_name) != pipe.policy_name:  # what one has gathered says nothing to another
-        raise ConfigError(f"{path}: it was trained with staleness={found['policy']!r}; here it is {pipe.policy_name!r}")
+    theirs = found.get("policy", pipe.policy_name)
+    if theirs != pipe.policy_name and not (remembers_nothing(theirs) and remembers_nothing(pipe.policy_name)):
+        raise ConfigError(f"{path}: it was trained with staleness={theirs!r}; here it is {pipe.policy_name!r}")
     for index in pipe.mine:
         refuse_other_model(pipe, index, state_for(pipe, index, found), path)
         refuse_other_optimizer(pipe, index, found["stages"][index], path)
     return found
+
+
+def remembers_nothing(policy: str) -> bool:
+    """From step to step: then one may go on where another was. What the others have gathered says nothing to any but themselves."""
+    return not set(policy.split("+")) - FORGETFUL
 
 
 def state_for(pipe: Pipeline, index: int, found: dict[str, Any]) -> dict[str, Any]:
@@ -94,8 +110,8 @@ def plain(value: Any) -> Any:
     """A copy that a file without code can have. A moment is a slice of its stage's flat memory, all of which would be written with
     each of them; NumPy's numbers, which a scheduler may have made, are of a class of their own."""
     if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-    if hasattr(value, "item"):
+        return value.detach().to("cpu", copy=True)
+    if hasattr(value, "item") and not getattr(value, "ndim", 0):
         return value.item()
     if type(value) in (dict, OrderedDict):
         return {key: plain(part) for key, part in value.items()}
@@ -107,6 +123,8 @@ def writable(index: int, state: dict[str, Any]) -> dict[str, Any]:
     a class that somebody wrote."""
     for part, values in state.items():
         for name, value in values.items() if isinstance(values, dict) else ():
+            if isinstance(value, torch.Tensor):
+                continue
             file = io.BytesIO()
             try:
                 torch.save(without_tensors(value), file)
@@ -174,7 +192,8 @@ def refuse_other_optimizer(pipe: Pipeline, index: int, state: dict[str, Any], pa
 
 
 def refuse_other_scheduler(index: int, stepping: Stepping, state: dict[str, Any], path: str | Path) -> None:
-    mine_is, theirs_is = type(stepping.scheduler).__name__, state.get("scheduler_name", type(None).__name__)
+    mine_is = type(stepping.scheduler).__name__
+    theirs_is = state.get("scheduler_name", mine_is if "scheduler" in state else type(None).__name__)
     if mine_is != theirs_is:
         said = {"NoneType": "without a scheduler"}
         raise ConfigError(

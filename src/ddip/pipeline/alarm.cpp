@@ -49,14 +49,17 @@ void Alarms::settle(const Poll& poll) {
   for (const Posted& one : raised_) one.completion.wait(poll);
   raised_.clear();
   for (auto& [neighbour, posted] : posted_) {
-    for (bool came = false; !came; post(neighbour)) {
+    if (posted->completion.is_done()) {
       try {
         posted->completion.wait(poll);
-        came = true;
+        post(neighbour);
+        continue;
       } catch (const TimedOut&) {
-        // A long time without any alarm, and nobody has looked since: this one is still to come.
+        post(neighbour);  // a long time without any alarm, and nobody has looked since: this one is still to come
       }
     }
+    posted->completion.wait(poll);
+    post(neighbour);
   }
 }
 

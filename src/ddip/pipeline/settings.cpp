@@ -78,6 +78,9 @@ void choose_policy(Settings& settings, const MakeOptimizer& make, const std::vec
   std::string& name = settings.options.staleness;
   if (name == "auto") {
     name = settings.is_stale() ? staleness::auto_policy(rule) : "none";
+    // Adam's squares of complex weights are of another kind than its predictions know.
+    const bool any_complex = std::ranges::any_of(parameters, [](const at::Tensor& one) { return one.is_complex(); });
+    if (any_complex && staleness::is_adaptive(rule) && name != "none") name = "stash";
     // 2bw and paci say by themselves which weights are read.
     if (staleness::schedule_takes(settings.options.schedule, name).fit == staleness::Fit::refused) name = "none";
   }
