@@ -299,7 +299,7 @@ def test_random_numbers_of_the_program_go_on_as_without_a_pipeline(two: ddip.Gro
         ("schedule='1f2b'", "1f1b"),
         ("staleness='msnug'", "msnag"),
         ("micro_batches=0", "micro_batches=0, accumulate=1: expected whole numbers from 1 on"),
-        ("precision='fp8'", "precision='fp8': expected fp32 or bf16"),
+        ("precision='fp8'", "precision='fp8': expected fp32, bf16 or fp16"),
         ("window='wide'", "window='wide': expected a whole number for each stage, 'textbook', or None"),
         ("window=[1.5, 0]", "window=[1.5, 0]: expected a whole number for each stage, 'textbook', or None"),
         ("window=3", "window=3: expected a whole number for each stage, 'textbook', or None"),

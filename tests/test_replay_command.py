@@ -195,7 +195,7 @@ BAD: list[tuple[Callable[[list[dict[str, Any]]], None], str]] = [
     (changed("sed", 3), "line 1: unknown key 'sed'; did you mean seed?"),
     (changed("stages", 3), "line 1: optimizer has 2 entries; expected one per stage, 3"),
     (changed("threads", 0), "line 1: threads 0; expected at least 1"),
-    (changed("precision", "fp8"), "line 1: precision 'fp8'; expected fp32 or bf16"),
+    (changed("precision", "fp8"), "line 1: precision 'fp8'; expected fp32 or bf16 or fp16"),
     (changed("optimizer.0.name", "adan"), "line 1: optimizer 'adan'; expected sgd, adam, adamw, nadam; did you mean"),
     (changed("optimizer.0.groups.0.betas", [1.0]), "line 1: group of sgd: unknown key 'betas'"),
     (changed("staleness", "msnagg"), "staleness 'msnagg'"),

@@ -124,6 +124,7 @@ void bind_records(py::module_& module) {
       .def_readonly("count", &Versions::Stepped::count)
       .def_readonly("norm", &Versions::Stepped::norm)
       .def_readonly("scale", &Versions::Stepped::scale)
+      .def_readonly("left_out", &Versions::Stepped::left_out)
       .def_readonly("rates", &Versions::Stepped::rates);
   py::class_<Done>(module, "Done")
       .def_readonly("action", &Done::action)
@@ -132,6 +133,7 @@ void bind_records(py::module_& module) {
       .def_readonly("count", &Done::count)
       .def_readonly("used", &Done::used)
       .def_readonly("read", &Done::read)
+      .def_readonly("loss_scale", &Done::loss_scale)
       .def_readonly("split", &Done::split)
       .def_readonly("stepped", &Done::stepped);
   py::class_<RecordActions>(module, "RecordActions")
@@ -246,23 +248,38 @@ void bind_pipeline(py::module_& module) {
       .def(py::init([](std::shared_ptr<tensors::Communicator> ranks, std::vector<Stage> stages,
                        const std::vector<std::pair<int, int>>& edges, std::vector<int> rank_of_stage,
                        std::vector<int> frames, int replicas, bool global_norm, int norm_delay,
-                       std::vector<int> norm_ranks) {
+                       std::vector<int> norm_ranks, std::optional<std::pair<double, int64_t>> loss_scale) {
              Arrangement arrangement{ends_of(edges), std::move(rank_of_stage), std::move(frames),
                                      ranks->world() / replicas, replicas};
+             Telling telling{.global_norm = global_norm, .delay = norm_delay, .ranks = std::move(norm_ranks)};
+             if (loss_scale) telling.loss_scale = {.initial = loss_scale->first, .interval = loss_scale->second};
              // Ranks meet in it, while a thread of Gloo's may have to free tensors of Python's.
              py::gil_scoped_release release;
              return std::unique_ptr<Executor, EndsWithoutLock>(
                  new Executor(std::move(ranks), std::move(stages), std::move(arrangement),
-                              Clipping{global_norm, norm_delay, std::move(norm_ranks)}, look_for_signals));
+                              std::move(telling), look_for_signals));
            }),
            py::arg("ranks"), py::arg("stages"), py::arg("edges"), py::arg("rank_of_stage"), py::arg("frames"),
            py::kw_only(), py::arg("replicas") = 1, py::arg("global_norm") = false, py::arg("norm_delay") = 0,
-           py::arg("norm_ranks") = std::vector<int>())
+           py::arg("norm_ranks") = std::vector<int>(), py::arg("loss_scale") = py::none())
       .def_property(
           "squares",
           [](Executor& self) { return self.norms() ? self.norms()->squares() : std::map<int64_t, double>(); },
           [](Executor& self, std::map<int64_t, double> squares) {
             if (self.norms()) self.norms()->restore(std::move(squares));
+          })
+      // (now, finite steps in a row, scales of the steps under way); none: it is on another rank, or nowhere.
+      .def_property(
+          "loss_scale",
+          [](Executor& self) -> std::optional<std::tuple<double, int64_t, std::vector<double>>> {
+            if (!self.loss_scale()) return {};
+            const auto& [scale, finite, under_way] = self.loss_scale()->state();
+            return std::tuple(scale, finite, under_way);
+          },
+          [](Executor& self, const std::optional<std::tuple<double, int64_t, std::vector<double>>>& state) {
+            if (!self.loss_scale() || !state) return;
+            auto [scale, finite, under_way] = *state;
+            self.loss_scale()->restore({scale, finite, std::move(under_way)});
           })
       .def(
           "run",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 def make_replicas_equal(pipe: Pipeline) -> list[int]:
     """All ranks call it. The stages in which they were not."""
+    make_scales_equal(pipe)
     mine = {index: (stepping.steps, hash_of(stepping.masters)) for index, stepping in pipe.steppings.items()}
     everybody = gather_objects((pipe.replica, mine), pipe.ranks)
     furthest = {
@@ -32,6 +33,13 @@ def make_replicas_equal(pipe: Pipeline) -> list[int]:
                 buffers = {name: tensor.detach().cpu() for name, tensor in pipe.modules[index].named_buffers()}
                 restore_stage(pipe, index, {**state, "model": {**state["model"], **kept(buffers, state)}})
     return sorted(furthest)
+
+
+def make_scales_equal(pipe: Pipeline) -> None:
+    """One replica may know of a step that was too large, and others not yet."""
+    found = [state for state in gather_objects(pipe.scale_state, pipe.ranks) if state]
+    if found:
+        pipe.scale_state = min(found)
 
 
 def replica_that_came_furthest(index: int, everybody: list[tuple[int, dict[int, Any]]]) -> int | None:

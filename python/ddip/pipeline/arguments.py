@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
 from ddip.errors import ConfigError
+from ddip.pipeline.ledger import did_you_mean
 
 # Schedules whose order is fixed, however much room there is.
 WITHOUT_WINDOW = ("seq", "gpipe", "interleaved", "zbv")
@@ -83,15 +85,53 @@ def refuse_what_cannot_be_called(optimizer: Any, scheduler: Any, loss: Any) -> N
         raise ConfigError(f"loss={loss!r}: expected a function of (output, target)")
 
 
-def clipping_of(asked: str, clip: float | None, asynchronous: bool) -> str:
+# Of the sum over a micro-batch: 1024 on 64 samples is what 65536, with which torch.amp.GradScaler begins, is on their mean.
+LOSS_SCALE = {"initial": 1024.0, "interval": 2000.0}
+
+
+def loss_scaling_of(asked: Any, precision: str) -> dict[str, float] | None:
+    """None: the loss is not scaled. interval 0: the scale stays."""
+    if precision != "fp16":
+        if asked != "auto":
+            raise ConfigError(f"loss_scale={asked!r} is of precision='fp16'; it is {precision!r} here")
+        return None
+    if isinstance(asked, str) and asked == "auto":
+        return dict(LOSS_SCALE)
+    if isinstance(asked, Real) and not isinstance(asked, bool):
+        asked = {"initial": asked, "interval": 0}
+    if not isinstance(asked, Mapping):
+        raise ConfigError(
+            f"loss_scale={asked!r}: expected 'auto', a power of two, or a dict of {' and '.join(LOSS_SCALE)}"
+        )
+    for name, number in asked.items():
+        if name not in LOSS_SCALE:
+            raise ConfigError(
+                f"loss_scale has {name!r}; expected {' or '.join(LOSS_SCALE)}{did_you_mean(name, LOSS_SCALE)}"
+            )
+        if not isinstance(number, Real):
+            raise ConfigError(f"loss_scale: {name} is {number!r}; expected a number")
+    found = {**LOSS_SCALE, **{name: float(number) for name, number in asked.items()}}
+    if not 2**-24 <= found["initial"] <= 2**24 or math.frexp(found["initial"])[0] != 0.5:
+        raise ConfigError(f"loss_scale={found['initial']:g}: expected a power of two from 2**-24 to 2**24")
+    if not 0 <= found["interval"] <= 2**31 or found["interval"] % 1:
+        raise ConfigError(f"loss_scale: interval {found['interval']:g}: expected a whole number of steps, 0: it stays")
+    return found
+
+
+def clipping_of(asked: str, clip: float | None, asynchronous: bool, precision: str) -> str:
     if asked not in ("auto", "local", "proportional", "global"):
         raise ConfigError(f"clipping={asked!r}: expected auto, local, proportional or global")
     if clip is None:
         return "local"
+    if asked == "global" and asynchronous and precision == "fp16":
+        raise ConfigError(
+            "precision='fp16': the norm of all stages some steps ago may be of a step that was left out; "
+            "expected clipping='local' or 'proportional'"
+        )
     return ("local" if asynchronous else "global") if asked == "auto" else asked
 
 
-def refuse_other_order(order: str, policy: str, clipping: str) -> None:
+def refuse_other_order(order: str, policy: str, clipping: str, precision: str) -> None:
     """What only a pipeline knows of it; the rest the plan refuses."""
     if order != "ready":
         return
@@ -102,3 +142,7 @@ def refuse_other_order(order: str, policy: str, clipping: str) -> None:
             )
     if clipping == "global":
         raise ConfigError("order='ready': stages do not wait for each other's norms; expected clipping='local'")
+    if precision == "fp16":
+        raise ConfigError(
+            "order='ready': stages do not tell each other of gradients that are too large; expected precision='bf16'"
+        )

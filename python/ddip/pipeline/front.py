@@ -19,6 +19,7 @@ from ddip.pipeline import saving
 from ddip.pipeline.after_failure import make_replicas_equal
 from ddip.pipeline.arguments import (
     clipping_of,
+    loss_scaling_of,
     refuse_other_counts,
     refuse_other_kinds,
     refuse_other_numbers,
@@ -51,6 +52,7 @@ from ddip.pipeline.writer import STOPPED, Writer
 from ddip.replicas import gather_objects, together
 
 Loss = Callable[[Any, Any], Any]
+ScaleState = tuple[float, int, list[float]]
 # Schedules whose window follows the measured links. paci is left alone: it must not run ahead more than one step.
 WIDENED = ("1f1b", "async_1f1b", "virtual_async", "2bw")
 
@@ -72,7 +74,10 @@ class Pipeline:
     optimizer  a function from a list of parameters to an optimizer, called once for each stage
     scheduler  a function from such an optimizer to its learning-rate scheduler
     micro_batches   parts of a batch. accumulate: micro-batches to a step (asynchronous), or batches to a step (synchronous)
-    precision  fp32, or bf16: autocast. recompute: a micro-batch keeps its inputs instead of its graph
+    precision  fp32, or bf16, fp16: autocast. loss_scale: of fp16, by what the sum of a micro-batch's losses is multiplied before its
+               backward: a power of two that stays, {"initial": 1024, "interval": 2000}, halved when gradients are too large and doubled after so many
+               steps in which they are not, or "auto", which is that one
+    recompute  a micro-batch keeps its inputs instead of its graph
     warmup, switch_at, flush_every, max_staleness   batches before, from or after which an asynchronous schedule is synchronous (the
                first two count those of earlier runs, too), and the limit of virtual_async; docs/pipeline.md
     placement  the rank of each stage. seed: of the random numbers in the stages
@@ -106,6 +111,7 @@ class Pipeline:
         clipping: str = "auto",
         replicas: int = 1,
         precision: str = "fp32",
+        loss_scale: str | float | Mapping[str, float] = "auto",
         gaps: bool = False,
         recompute: bool | None = None,
         max_staleness: int | None = None,
@@ -162,8 +168,9 @@ class Pipeline:
             raise ConfigError("order='ready' is of one pipeline; expected replicas=1")
         if ledger and replicas > 1:
             raise ConfigError("ledger= is of one pipeline; expected replicas=1")
-        if precision not in ("fp32", "bf16"):
-            raise ConfigError(f"precision={precision!r}: expected fp32 or bf16")
+        if precision not in ("fp32", "bf16", "fp16"):
+            raise ConfigError(f"precision={precision!r}: expected fp32, bf16 or fp16")
+        self.loss_scaling = loss_scaling_of(loss_scale, precision)
         refuse_other_counts(micro_batches, accumulate)
         self.loss, self.precision, self.seed, self.clip, self.gaps = loss, precision, seed, clip, gaps
         self.request: dict[str, Any] = {
@@ -187,7 +194,7 @@ class Pipeline:
         self.micro_batches, self.accumulate = micro_batches, accumulate
         native = engine()
         self.asynchronous = not native.is_synchronous(schedule)
-        self.clipping = clipping_of(clipping, clip, self.asynchronous)
+        self.clipping = clipping_of(clipping, clip, self.asynchronous, precision)
         # Long enough to show what every batch of a longer run will be like, with as many messages under way.
         ahead = min(max(self.request["window"], default=len(self.modules)), 4096)  # nobody has memory for more
         enough = max(8, max(3 * accumulate, 2 * (ahead + 1)) // max(micro_batches, 1) + 1)
@@ -201,7 +208,7 @@ class Pipeline:
             self.notes.append(f"recompute={recompute}: the plan reckons with recompute={self.cut.plan.costs.recompute}")
         for line in hidden:
             self.warn(line)
-        refuse_other_order(order, self.policy_name, self.clipping)
+        refuse_other_order(order, self.policy_name, self.clipping, precision)
         self.policy_options = checked_options(self.policy_name, staleness_options or {})
         needs = self.make_policy().needs(native.StageOptimizer())
         self.request.update(predicts=needs.forward_weights, stashes=needs.stash)
@@ -229,7 +236,10 @@ class Pipeline:
         return engine().Executor(
             self.ranks, self.native_stages, self.edges, self.placement, self._frames,
             replicas=self.replicas, global_norm=self.clipping == "global", norm_delay=self.norm_delay,
-            norm_ranks=sorted({self.placement[index] for index in range(len(self.modules)) if self.trained_elements(index)}),
+            norm_ranks=sorted(
+                {rank for index, rank in enumerate(self.placement) if self.loss_scaling or self.trained_elements(index)}
+            ),
+            loss_scale=self.loss_scaling and (self.loss_scaling["initial"], int(self.loss_scaling["interval"])),
         )  # fmt: skip
 
     def follow_rebuild(self) -> None:
@@ -237,9 +247,9 @@ class Pipeline:
         that all ranks make begins with it. Weights and optimizers stay as they are."""
         if self._given_ranks is not None or (ranks := comm()) is self.ranks:
             return
-        self.ranks, squares = ranks, self.squares
+        self.ranks, squares, scale = ranks, self.squares, self.scale_state
         self._executor = self._make_executor()
-        self.squares = squares
+        self.squares, self.scale_state = squares, scale
         # A rank may have missed the end of a run that others have seen.
         self.micro_batches_done = max(gather_objects(self.micro_batches_done, self.ranks))
 
@@ -418,6 +428,7 @@ class Pipeline:
                     self.precision,
                     self.replicas,
                     self.clipping,
+                    self.loss_scaling,
                 )
             ).encode()
         ).hexdigest()
@@ -486,6 +497,17 @@ class Pipeline:
     @squares.setter
     def squares(self, squares: dict[int, float]) -> None:
         self._executor.squares = squares
+
+    @property
+    def scale_state(self) -> ScaleState | None:
+        """Of the loss, for a run that goes on from here: how large it is, finite steps in a row, scales of the last steps, whose ends
+        are not known. None: it is not scaled, or the last stage is on another rank."""
+        state: ScaleState | None = self._executor.loss_scale
+        return state
+
+    @scale_state.setter
+    def scale_state(self, state: ScaleState | None) -> None:
+        self._executor.loss_scale = state
 
     def trained_elements(self, index: int) -> int:
         return sum(p.numel() for p in self.modules[index].parameters() if p.requires_grad)

@@ -52,7 +52,7 @@ RECORDS: dict[str, tuple[Json, Json]] = {
     "weight_gradient": ({"stage": COUNT, "micro_batch": COUNT}, {}),
     "step": (
         {"stage": COUNT, "step": COUNT, "micro_batches": COUNTS, "count": AMOUNT, "rates": NUMBERS, "sha256": HASH},
-        {"share": COUNTS, "gradient": HASH, "norm": NUMBER + OR_NULL},
+        {"share": COUNTS, "gradient": HASH, "norm": NUMBER + OR_NULL, "left_out": FLAG},
     ),
     "drain": ({"stage": COUNT, "version": COUNT, "sha256": HASH}, {}),
     "run": ({"stage": COUNT, "micro_batch": COUNT, "planned": COUNT, "mean_staleness": AMOUNT}, {}),
@@ -161,7 +161,9 @@ def checked_header(values: Json, where: str) -> Json:
         raise ConfigError(f'{where}: not a ledger; expected a header, that is "kind": "header"')
     if values.get("format") != FORMAT:
         raise ConfigError(f"{where}: format {values.get('format')!r}; this ddip reads format {FORMAT}")
-    _check_keys(values, HEADER, {"takes": ROUTES, "gives": ROUTES, "clipping": TEXT, "norm_delay": COUNT}, where)
+    more = {"takes": ROUTES, "gives": ROUTES, "clipping": TEXT, "norm_delay": COUNT, "loss_scale": OBJECT}
+    _check_keys(values, HEADER, more, where)
+    _check_loss_scale(values, where)
     stages = values["stages"]
     if stages < 1:
         raise ConfigError(f"{where}: stages 0; expected at least 1")
@@ -171,7 +173,7 @@ def checked_header(values: Json, where: str) -> Json:
         if len(values[key]) != stages:
             raise ConfigError(f"{where}: {key} has {len(values[key])} entries; expected one per stage, {stages}")
     for key, allowed in (
-        ("precision", ["fp32", "bf16"]),
+        ("precision", ["fp32", "bf16", "fp16"]),
         ("order", ["plan", "ready"]),
         ("clipping", ["local", "proportional", "global"]),
     ):
@@ -202,6 +204,15 @@ def checked_header(values: Json, where: str) -> Json:
             if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
                 raise ConfigError(f"{where}: betas {betas}; expected two numbers from 0 to below 1")
     return values
+
+
+def _check_loss_scale(header: Json, where: str) -> None:
+    if ("loss_scale" in header) != (header["precision"] == "fp16"):
+        raise ConfigError(f"{where}: loss_scale is there with precision fp16, and only then")
+    if scale := header.get("loss_scale"):
+        _check_keys(scale, {"initial": NUMBER, "interval": NUMBER}, {}, f"{where}: loss_scale")
+        if scale["initial"] <= 0:
+            raise ConfigError(f"{where}: loss_scale: initial {scale['initial']}; expected more than 0")
 
 
 def _checked_record(record: Record, header: Json, where: str) -> Record:

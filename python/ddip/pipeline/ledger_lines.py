@@ -112,6 +112,8 @@ class Lines:
                 "kind": "backward", "stage": stage, "micro_batch": micro_batch, "weights": self._seen_back(stage, done.read),
                 "recomputed": self.pipe.recomputes(stage),
             }  # fmt: skip
+            if self.pipe.loss_scaling:
+                line["loss_scale"] = done.loss_scale
             return {**line, "split": True} if done.split else line
         if action.kind == "weight_gradient" and done.split:
             return {"kind": "weight_gradient", "stage": stage, "micro_batch": micro_batch}
@@ -125,9 +127,11 @@ class Lines:
             "kind": "step", "stage": stage, "step": self.steps[stage], "count": plain(stepped.count),
             "micro_batches": [first + k for k in stepped.micro_batches],
         }  # fmt: skip
-        if self.pipe.clipping == "global":
+        if stepped.left_out:
+            line["left_out"] = True
+        elif self.pipe.clipping == "global":
             line["norm"] = or_null(stepped.norm)
-        if stepped.count == 0:  # the optimizer was not asked
+        if stepped.count == 0 or stepped.left_out:  # the optimizer was not asked
             return {**line, "rates": [], "sha256": self.notes[stage].newest}
         if self.pipe.asynchronous and len(stepped.micro_batches) < self.pipe.accumulate:
             line["share"] = [len(stepped.micro_batches), self.pipe.accumulate]

@@ -23,6 +23,7 @@ from ddip.pipeline.micro_batches import Batches, micro_batches_of, samples_in
 from ddip.pipeline.replay_norms import Norms
 from ddip.pipeline.replay_rules import Rules
 from ddip.pipeline.replay_runs import check_runs
+from ddip.pipeline.replay_scale import Scales
 from ddip.pipeline.replay_stage import Difference, Found, Gap, Stage, hash_of
 from ddip.pipeline.seeds import seed_of
 from ddip.pipeline.tying import ties_of, wrapped
@@ -82,6 +83,7 @@ class Interpreter:
             stages = wrapped(stages, [[name for name in given if name not in lent] for given in header["gives"]], ties)
         self.stages = [Stage(index, module, loss, header) for index, module in enumerate(stages)]
         self.norms = Norms(ledger, self.stages)
+        self.scales = Scales(ledger, self.stages)
         self.result = Replay(None)
         self.data = self._data(batches)
         self.filled = sum(samples_in(x) > 0 for x, _ in self.data)
@@ -124,6 +126,7 @@ class Interpreter:
                 check_runs(self.ledger, stage.index, uses_means and bool(stage.trained))
             self._run_all()
             self.norms.check()
+            self.scales.check()
         except Difference as difference:
             self.result.difference = str(difference)
         finally:
@@ -271,6 +274,7 @@ class Interpreter:
         scale = float(values.get("loss_scale", 1.0))
         if stage.pending and scale != stage.loss_scale:
             raise Difference(f"loss scale {scale}, but {stage.loss_scale} for other gradients of the same step")
+        self.scales.backward(k, scale)
         stage.loss_scale = scale
         before, gradient = stage.backward(values["weights"], k, values["recomputed"], gradients, self.losses[k][1])
         if stage.index > 0:
@@ -324,7 +328,8 @@ class Interpreter:
         self._agree(record, "micro_batches", list(stage.pending))
         count = sum(stage.samples.values())
         self._agree(record, "count", int(count) if count == int(count) else count)
-        if count == 0:
+        left_out = self.scales.step(record, stage, count)
+        if count == 0 or left_out:
             self._skip(record, stage)
             return
         fresh = not any((stage.index, k) in self.stale for k in stage.pending)
@@ -344,7 +349,7 @@ class Interpreter:
     def _skip(self, record: Record, stage: Stage) -> None:
         self._agree(record, "rates", [])
         if "share" in record.values and not self.fill:
-            raise Difference("a step that counts nothing has a share")
+            raise Difference("a step that counts nothing, or is left out, has a share")
         stage.skip()
         self._agree(record, "sha256", hash_of(stage.module, stage.weights))
 

@@ -84,7 +84,7 @@ class Stage:
         self.index, self.module, self.loss = index, module, loss
         self.last = index == header["stages"] - 1
         self.seed, self.accumulate, self.clip = header["seed"], header["accumulate"], header["clip"]
-        self.autocast = header["precision"] == "bf16"
+        self.autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(header["precision"])
         self.groups = [
             group_of(described["name"], described.get("form", "torch"), group) for group in described["groups"]
         ]
@@ -100,7 +100,7 @@ class Stage:
         self.pending: dict[int, Found] = {}  # gradients since the last step, in the order in which they came
         self.samples: dict[int, float] = {}  # what each pending gradient counts for
         self.reached: dict[int, set[str]] = {}  # which weights each backward had a gradient for
-        self.loss_scale = 1.0
+        self.loss_scale, self.scales_loss = 1.0, header["precision"] == "fp16"
         self.norms: list[float] = []  # of each step's gradient, before it was clipped
         self.forwards = 0
         self.gives: list[str] = header["gives"][index] if "gives" in header else []
@@ -176,9 +176,9 @@ class Stage:
                 held.data.copy_(weights[name])  # behind autograd's back, as the executor's flat buffer does it
         outputs = flight.outputs
         if gradients is None:
-            gradients = [torch.full_like(outputs[0], self.loss_scale)]
+            gradients = [filled(outputs[0], self.loss_scale)]
         wanted = [*flight.inputs, *(flight.leaves[name] for name in self.trained)]
-        own = [(a, torch.full_like(a, count * self.loss_scale)) for a in flight.auxiliary]
+        own = [(a, filled(a, count * self.loss_scale)) for a in flight.auxiliary]
         given = [*own, *zip(outputs, gradients, strict=True)]
         pairs = [(y, g) for y, g in given if g is not None and y.requires_grad]
         found: Sequence[Tensor | None] = [None] * len(wanted)
@@ -215,7 +215,7 @@ class Stage:
         trained = set(self.trained)
         flight.leaves = {name: w.clone().requires_grad_(name in trained) for name, w in weights.items()}
         call_with = with_tensors(flight.call_with, torch.clone)  # a module may work in place on what it receives
-        with seeded(seed_of(self.seed, self.index, micro_batch)), torch.autocast("cpu", torch.bfloat16, self.autocast):
+        with seeded(seed_of(self.seed, self.index, micro_batch)), autocast(self.autocast):
             with collected():
                 output = functional_call(self.module, (flight.leaves, buffers), call_with)
             flight.auxiliary = taken()
@@ -246,7 +246,7 @@ class Stage:
         if len(said["rates"]) != len(self.groups) or any(len(rates) != ahead for rates in said["rates"]):
             raise Difference(f"rates {said['rates']}; expected {ahead} for each of {len(self.groups)} groups")
         partial = said.get("partial", [])
-        counts = self.predictor == "aggmsnag" and sum(self.samples.values()) > 0
+        counts = self.predictor == "aggmsnag" and sum(self.samples.values()) > 0 and self._is_usable()
         pending = list(self.pending) if counts else []
         if partial != pending:
             raise Difference(f"predicts with gradients of micro-batches {partial}; expected {pending}")
@@ -259,6 +259,10 @@ class Stage:
                     self.options.get("second_decays", False),
                 )  # fmt: skip
         return result
+
+    def _is_usable(self) -> bool:
+        """In half precision: a gradient that is not finite says nothing about the next step."""
+        return not self.scales_loss or math.isfinite(self.norm(list(self.pending), 1.0))
 
     def _known_of(self, group: Group, name: str) -> Memory:
         """A parameter that has not stepped yet, beside others that have, has a velocity of zeros. NAdam's product is that of the
@@ -336,8 +340,13 @@ class Stage:
             elif scale < 1:
                 one.mul_(scale)
 
+    def norm(self, micro_batches: list[int], divisor: float) -> float:
+        """Of what a step with them would use, before it is clipped."""
+        gradient = self.gradient(micro_batches, divisor)
+        return _norm([gradient[name] for name in self.trained])
+
     def skip(self) -> None:
-        """A step whose micro-batches count nothing: it makes a version of the same weights."""
+        """A step whose micro-batches count nothing, or that is left out: it makes a version of the same weights."""
         if self.clip is not None:
             self.norms.append(_norm([self._sum(name, list(self.pending)) for name in self.trained]))
         self._go_on(self.weights)
@@ -354,6 +363,15 @@ class Stage:
         if share is not None:
             rate = rate * share[0] / share[1]
         return rate if self.pipemare is None else self.pipemare.rate(rate, self.steps)
+
+
+def autocast(dtype: torch.dtype | None) -> torch.autocast:
+    return torch.autocast("cpu", dtype or torch.bfloat16, dtype is not None)
+
+
+def filled(like: Tensor, number: float) -> Tensor:
+    """Infinity, where the number is too large for the type."""
+    return torch.full(like.shape, number, dtype=torch.float64).to(like.dtype)
 
 
 def _norm(gradients: list[Tensor]) -> float:

@@ -46,6 +46,8 @@ class StageTimes:
     copies_kept: int = 0  # of weights, the most at one time
     memory: Memory = field(default_factory=Memory)
     gap: Gap | None = None  # Pipeline(…, gaps=True)
+    left_out: int = 0  # steps whose gradients were too large for half precision
+    loss_scale: float | None = None  # in half precision, of the last stage: after the run
 
     @property
     def cells(self) -> list[str]:
@@ -134,12 +136,19 @@ class Report:
         elif self.losses:
             said = [f"last loss {self.losses[-1]:.4g}" if counted[-1] else "last loss –"]
         said += [f"{name} {value:.4g}" for name, value in self.metrics.items()]
+        if self.stages and (scale := self.stages[-1].loss_scale):
+            said.append(f"loss scale {scale:g}, {steps_left_out(max(one.left_out for one in self.stages))}")
         return ", ".join([f"{batches} in {self.seconds:.2f} s", *said])
 
     def __str__(self) -> str:
         return "\n\n".join([*(as_text(*table) for table in self.tables() if table[1]), self.summary()])
 
     __repr__ = __str__  # the same on all ranks: a cell that ends with a report shows it once
+
+
+def steps_left_out(count: int) -> str:
+    """Of the stage with the most."""
+    return f"{count or 'no'} step{'' if count == 1 else 's'} left out"
 
 
 def as_text(names: tuple[str, ...], rows: list[list[str]]) -> str:
@@ -201,6 +210,7 @@ def times_of(record: Any, stage: int, rank: int) -> StageTimes:
             times.backward += seconds
         elif kind == "step":
             times.update += seconds
+            times.left_out += done.stepped.left_out
         elif kind == "receive":
             times.wait += seconds
         else:

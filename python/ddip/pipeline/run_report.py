@@ -20,6 +20,8 @@ def report_of(pipe: Pipeline, record: Any, batches: int, training: bool, metrics
     for one, stage in zip(times, pipe.native_stages, strict=True):
         if training and stage.gaps:
             one.gap = Gap(stage.gaps.means.moved, stage.gaps.means.error)
+        if training and one.stage == len(pipe.modules) - 1 and pipe.scale_state:
+            one.loss_scale = pipe.scale_state[0]
         one.memory, one.copies_kept = memory_of(pipe, one.stage, record.actions)
     clocked = rows_of(record, pipe.ranks.rank, pipe.replica), record.start, this_machine()
     everything = gather_objects((times, record.losses, clocked), pipe.ranks)

@@ -26,7 +26,7 @@ FORGETFUL = {"none", "stash", "msnag", "aggmsnag", "spectrain", "lwp", "adam", "
 def save(pipe: Pipeline, path: str | Path) -> None:
     """All ranks. Rank 0 writes; a crash leaves the old file or the new one."""
     mine = together(lambda: {index: writable(index, part_of_save(pipe, index)) for index in pipe.mine}, pipe.ranks)
-    everybody = gather_objects((pipe.replica, mine, pipe.squares), pipe.ranks, root=0)
+    everybody = gather_objects((pipe.replica, mine, (pipe.squares, pipe.scale_state)), pipe.ranks, root=0)
     failure = ""
     if pipe.ranks.rank == 0:
         try:
@@ -48,7 +48,9 @@ def statistics_of(pipe: Pipeline, index: int, state: dict[str, Any]) -> dict[str
     return {name: state["model"][name] for name in buffers_of(pipe, index) if name in state["model"]}
 
 
-def whole_of(pipe: Pipeline, everybody: list[tuple[int, dict[int, Any], dict[int, float]]]) -> dict[str, Any]:
+def whole_of(
+    pipe: Pipeline, everybody: list[tuple[int, dict[int, Any], tuple[dict[int, float], Any]]]
+) -> dict[str, Any]:
     buffers = {
         (replica, index): statistics_of(pipe, index, state)
         for replica, part, _ in everybody
@@ -59,7 +61,8 @@ def whole_of(pipe: Pipeline, everybody: list[tuple[int, dict[int, Any], dict[int
         "stages": {index: state for replica, part, _ in everybody if replica == 0 for index, state in part.items()},
         "buffers": buffers,
         "micro_batches": pipe.micro_batches_done,
-        "squares": max((squares for _, _, squares in everybody), key=len),  # a rank without weights has none
+        "squares": max((squares for _, _, (squares, _) in everybody), key=len),  # a rank without weights has none
+        "loss_scale": next((scale for _, _, (_, scale) in everybody if scale), None),  # on the last stage's rank
         "policy": pipe.policy_name,
     }
 
@@ -71,6 +74,7 @@ def load(pipe: Pipeline, path: str | Path) -> None:
         restore_stage(pipe, index, state_for(pipe, index, found))
     pipe.micro_batches_done = found["micro_batches"]
     pipe.squares = found["squares"]
+    pipe.scale_state = found.get("loss_scale")  # none: it was trained in another precision
 
 
 def read(pipe: Pipeline, path: str | Path) -> dict[str, Any]:

@@ -75,6 +75,10 @@ def simulate(
     `observe(stage, version, gradient, weights)` is called after each step.
     """
     _check(schedule, staleness, stages, window)
+    if precision == "fp16":
+        raise ConfigError(
+            "precision 'fp16' is not simulated: its scale depends on all stages' steps; expected fp32 or bf16"
+        )
     for name, count in (("micro_batches", micro_batches), ("accumulate", accumulate)):
         if not isinstance(count, int) or count < 1:
             raise ConfigError(f"{name} {count!r}; expected a whole number from 1 on")

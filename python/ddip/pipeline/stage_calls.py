@@ -101,7 +101,8 @@ def in_words(found: Any) -> str:
 def autocast(device: torch.device, precision: str) -> Any:
     if precision == "fp32" and not torch.is_autocast_enabled(device.type):
         return AS_IT_IS  # making an autocast takes as long as a small layer
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")
 
 
 def to_device(value: Any, device: torch.device) -> Any:

@@ -9,6 +9,7 @@ import torch
 
 import ddip
 from ddip.communicators import engine
+from ddip.errors import ConfigError
 from ddip.pipeline.auxiliary import taken
 from ddip.pipeline.memory import Activations
 from ddip.pipeline.policy_choice import refuse_other_rule
@@ -39,6 +40,7 @@ def made_stage(
     stage.outgoing = [number for number, (start, _) in enumerate(pipe.edges) if start == index]
     trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     if trained:
+        refuse_half_weights(pipe.precision, stage.name, trained)
         policy = pipe.make_policy()
         pipe.policies[index] = policy
         apart = pipe.is_stale(index) or "spectrain" in pipe.policy_name
@@ -78,6 +80,15 @@ def made_stage(
         calls.is_last, calls.loss_of = True, pipe.loss
         stage.loss = weakly(calls.loss)
     return stage
+
+
+def refuse_half_weights(precision: str, stage: str, trained: dict[str, torch.nn.Parameter]) -> None:
+    for name, parameter in trained.items():
+        if precision == "fp16" and parameter.dtype == torch.float16:
+            raise ConfigError(
+                f"precision='fp16': {name!r} of {stage} is of half precision itself, and its gradients could not be unscaled; "
+                "expected float32"
+            )
 
 
 def device_of(pipe: Pipeline, index: int) -> torch.device:

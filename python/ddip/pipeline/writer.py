@@ -114,6 +114,8 @@ class Writer:
         }  # fmt: skip
         if pipe.clip is not None:
             header |= {"clipping": pipe.clipping, "norm_delay": pipe.norm_delay}
+        if pipe.loss_scaling:
+            header |= {"loss_scale": pipe.loss_scaling, "norm_delay": pipe.norm_delay}
         if any(part.gives for part in pipe.parts):
             header["takes"] = [part.takes for part in pipe.parts]
             header["gives"] = [part.gives for part in pipe.parts]

@@ -4,12 +4,13 @@
 
 namespace ddip::pipeline {
 
-Autocast::Autocast(bool wanted, at::Device device) : wanted_(wanted), device_(device.type()) {
+Autocast::Autocast(const std::string& precision, at::Device device)
+    : wanted_(precision != "fp32"), device_(device.type()) {
   if (!wanted_) return;
   was_on_ = at::autocast::is_autocast_enabled(device_);
   was_ = at::autocast::get_autocast_dtype(device_);
   at::autocast::set_autocast_enabled(device_, true);
-  at::autocast::set_autocast_dtype(device_, at::kBFloat16);
+  at::autocast::set_autocast_dtype(device_, precision == "fp16" ? at::kHalf : at::kBFloat16);
   at::autocast::increment_nesting();
 }
 

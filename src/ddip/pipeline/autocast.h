@@ -1,5 +1,7 @@
-// bfloat16 where it does no harm, as torch.autocast has it, while one of these lives.
+// bfloat16 or half precision where it does no harm, as torch.autocast has it, while one of these lives.
 #pragma once
+
+#include <string>
 
 #include "ddip/tensors/torch.h"
 
@@ -7,7 +9,8 @@ namespace ddip::pipeline {
 
 class Autocast {
  public:
-  Autocast(bool wanted, at::Device device);
+  // `precision`: fp32, bf16, fp16.
+  Autocast(const std::string& precision, at::Device device);
   ~Autocast();
   Autocast(const Autocast&) = delete;
   Autocast& operator=(const Autocast&) = delete;

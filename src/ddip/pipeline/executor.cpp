@@ -41,13 +41,13 @@ std::string first_line(const char* text) {
 }  // namespace
 
 Executor::Executor(std::shared_ptr<tensors::Communicator> ranks, std::vector<Stage> stages, Arrangement arrangement,
-                   Clipping clipping, Poll poll)
+                   Telling telling, Poll poll)
     : ranks_(std::move(ranks)),
       stages_(std::move(stages)),
       arrangement_(std::move(arrangement)),
       replica_(ranks_->rank() / arrangement_.width),
-      clipping_(std::move(clipping)),
-      wiring_(arrangement_, clipping_.global ? clipping_.delay + 2 : 0),
+      telling_(std::move(telling)),
+      wiring_(arrangement_, telling_.any() ? telling_.delay + 2 : 0),
       interrupted_(std::move(poll)),
       poll_([this] { this->poll(); }) {
   const std::vector<Link>& links = wiring_.links();
@@ -75,16 +75,19 @@ Executor::Executor(std::shared_ptr<tensors::Communicator> ranks, std::vector<Sta
   }
   alarms_ = std::make_unique<Alarms>(ranks_, std::vector<int>(neighbours.begin(), neighbours.end()), tags);
   const int here = me % arrangement_.width;
-  int trained = 0;
-  for (const Stage& stage : stages_) trained += stage.versions ? 1 : 0;
-  if (!clipping_.global || trained == 0) return;
+  int telling_stages = 0;
+  for (const Stage& stage : stages_) {
+    telling_stages += tells(stage) ? 1 : 0;
+    if (telling_.loss_scale && stage.loss) loss_scale_.emplace(*telling_.loss_scale);
+  }
+  if (telling_stages == 0) return;
   std::vector<Norms::Peer> peers;
-  for (int rank : clipping_.ranks) {
+  for (int rank : telling_.ranks) {
     if (rank == here) continue;
     peers.push_back(
         {rank, &senders_.at(wiring_.norm(replica_, here, rank)), &receivers_.at(wiring_.norm(replica_, rank, here))});
   }
-  norms_ = std::make_unique<Norms>(here, std::move(peers), trained, clipping_.delay);
+  norms_ = std::make_unique<Norms>(here, std::move(peers), telling_stages, telling_.delay);
 }
 
 void Executor::poll() {
@@ -97,6 +100,10 @@ Stage& Executor::stage(int index) {
     if (stage.index == index) return stage;
   }
   throw ConfigError(fmt::format("the plan gives stage {} to rank {}, which does not have it", index, ranks_->rank()));
+}
+
+bool Executor::tells(const Stage& stage) const {
+  return telling_.loss_scale || (telling_.global_norm && stage.versions);
 }
 
 bool Executor::is_local(int edge) const {
@@ -241,25 +248,30 @@ void Executor::prepare(const std::vector<Action>& actions) {
     double mean = reads.empty() ? 0 : staleness / static_cast<double>(reads.size());
     // Every forward of an order that is found reads the newest weights, whichever those are.
     if (ready_ || !options_.training) reads.clear();
-    stage.versions->begin(reads, mean, std::max(options_.step_size, 1));
+    stage.versions->begin({.reads = std::move(reads),
+                           .mean_staleness = mean,
+                           .accumulate = std::max(options_.step_size, 1),
+                           .scales_loss = telling_.loss_scale.has_value()});
   }
   std::map<size_t, int64_t> coming;  // by link
   std::map<int, int64_t> steps;      // by stage
   waiting_.clear();
   split_stages_.clear();
   reached_.clear();
+  steps_.clear();
   for (const Action& action : actions) {
     if (action.kind == Kind::receive) ++coming[link_of(action)];
     if (action.kind == Kind::weight_gradient) split_stages_.insert(action.stage);
-    if (action.kind == Kind::step && stage(action.stage).versions) ++steps[action.stage];
+    if (action.kind == Kind::step) ++steps[action.stage];
   }
   int64_t most = 0;
   for (auto [index, count] : steps) {
-    if (arrangement_.replicas > 1) coming[wiring_.sum_to(index, replica_)] += count * ring_of(stage(index)).messages();
-    most = std::max(most, count);
+    if (arrangement_.replicas > 1 && stage(index).versions)
+      coming[wiring_.sum_to(index, replica_)] += count * ring_of(stage(index)).messages();
+    if (tells(stage(index))) most = std::max(most, count);
   }
   if (norms_) {
-    for (int rank : clipping_.ranks) coming[wiring_.norm(replica_, rank, ranks_->rank() % arrangement_.width)] += most;
+    for (int rank : telling_.ranks) coming[wiring_.norm(replica_, rank, ranks_->rank() % arrangement_.width)] += most;
     norms_->begin();
   }
   for (auto& [link, receiver] : receivers_) receiver.expect(coming[link]);
@@ -308,6 +320,7 @@ void Executor::reset() {
   waiting_.clear();
   record_ = Record();  // it speaks of actions that nobody has to keep any more
   if (norms_) norms_->reset();
+  if (loss_scale_) loss_scale_->forget();
   for (Stage& stage : stages_) {
     if (stage.gaps) stage.gaps->begin();
     if (stage.versions) stage.versions->reset();

@@ -19,6 +19,7 @@
 #include "ddip/pipeline/alarm.h"
 #include "ddip/pipeline/border.h"
 #include "ddip/pipeline/channel.h"
+#include "ddip/pipeline/loss_scale.h"
 #include "ddip/pipeline/norms.h"
 #include "ddip/pipeline/record.h"
 #include "ddip/pipeline/split_backward.h"
@@ -38,18 +39,22 @@ struct RunOptions {
   std::function<void(const Record&)> progress;
 };
 
-// Whose gradients a step's limit looks at.
-struct Clipping {
-  bool global = false;     // all stages', otherwise each its own
-  int delay = 0;           // steps: how old the norm of all stages is
-  std::vector<int> ranks;  // of a replica, that have weights
+// What stages tell each other of their gradients before a step.
+struct Telling {
+  bool global_norm = false;  // a step's limit looks at all stages' gradients, otherwise each its own
+  // The loss is scaled; whether a scale is too large is seen in all stages' gradients.
+  std::optional<LossScale::Options> loss_scale;
+  int delay = 0;           // steps: how old is what is known of all stages
+  std::vector<int> ranks;  // of a replica, that have weights, or all of them where the loss is scaled
+
+  bool any() const { return global_norm || loss_scale; }
 };
 
 class Executor {
  public:
   // All ranks together, with the same arrangement.
   Executor(std::shared_ptr<tensors::Communicator> ranks, std::vector<Stage> stages, Arrangement arrangement,
-           Clipping clipping, Poll poll);
+           Telling telling, Poll poll);
 
   // All ranks together. Throws what a stage threw, or StageFailed. The record speaks of `actions`, which must outlive
   // it.
@@ -63,6 +68,8 @@ class Executor {
 
   const std::vector<Stage>& stages() const { return stages_; }
   Norms* norms() { return norms_.get(); }  // null: none are exchanged
+  // Null: the loss is not scaled, or the last stage is on another rank.
+  LossScale* loss_scale() { return loss_scale_ ? &*loss_scale_ : nullptr; }
 
  private:
   // A micro-batch between its forward and its backward on one stage.
@@ -80,6 +87,7 @@ class Executor {
     Used used;
     int64_t samples = 0;
     double loss_count = 0;
+    double loss_scale = 1;  // of its gradients
     uint64_t fingerprint = 0;
   };
 
@@ -88,6 +96,7 @@ class Executor {
   // Whether the first and the last stage read the samples on ranks of their own, which must agree.
   bool reads_twice() const;
   bool is_local(int edge) const;
+  bool tells(const Stage& stage) const;  // the others about its gradients
   size_t link_of(const schedule::Action& action) const;
   void execute(const schedule::Action& action, Done& done);
   void receive(const schedule::Action& action);
@@ -100,7 +109,8 @@ class Executor {
   void weight_gradients(const schedule::Action& action, Done& done);
   void end_if_over(const schedule::Action& action);
   void step(const schedule::Action& action, Done& done);
-  void step(Stage& stage, const Counts& all, std::optional<double> norm, double clip, Done& done);
+  void step(Stage& stage, const Counts& all, const Versions::Limit& limit, Done& done);
+  void step_waiting(double whole, Done& done);
   Ring ring_of(const Stage& stage);
 
   // `planned`: what has to be prepared for. `done`: what the record speaks of.
@@ -122,7 +132,7 @@ class Executor {
   std::vector<Stage> stages_;
   const Arrangement arrangement_;
   const int replica_;
-  const Clipping clipping_;
+  const Telling telling_;
   const Wiring wiring_;
   const Poll interrupted_;
   const Poll poll_;  // interrupts and alarms
@@ -130,6 +140,7 @@ class Executor {
   std::map<size_t, Sender> senders_;      // by link
   std::map<size_t, Receiver> receivers_;  // likewise
   std::unique_ptr<Norms> norms_;
+  std::optional<LossScale> loss_scale_;
   std::unique_ptr<AfterStream> stream_;  // where tensors go by lanes; it ends before the channels that it calls
   // of one run
   RunOptions options_;
@@ -140,10 +151,12 @@ class Executor {
   std::map<std::pair<int, int64_t>, Flight> flights_;
   std::set<int> split_stages_;  // the plan has their backwards in two parts
   std::set<int> reached_;       // a backward came to their weights
+  std::map<int, int64_t> steps_;  // of each stage
   // Steps that wait for the norm of this rank's other stages, with the place of their record.
   struct Waiting {
     Stage* stage;
     Counts all;
+    double norm;  // its own
     size_t place;
   };
   std::vector<Waiting> waiting_;

@@ -47,6 +47,9 @@ bool on_host(const Value& value) {
   return std::ranges::all_of(tensors_of(value), [](const at::Tensor& tensor) { return tensor.is_cpu(); });
 }
 
+// A number that is too large for the tensor's type becomes infinity.
+void fill(at::Tensor& tensor, double number) { tensor.fill_(at::scalar_tensor(number, at::kDouble)); }
+
 Value copied(const Value& value) {
   return with_tensors(value, [](const at::Tensor& tensor) { return tensor.detach().clone(); });
 }
@@ -70,7 +73,8 @@ void Executor::send(const Action& action) {
   if (now.samples > 0 && value == values.end()) throw ConfigError("the plan sends what has not been computed");
   Message message{.micro_batch = action.micro_batch,
                   .count = gradient ? now.loss_count : static_cast<double>(now.samples),
-                  .fingerprint = now.fingerprint};
+                  .fingerprint = now.fingerprint,
+                  .loss_scale = now.loss_scale};
   if (value != values.end()) {
     message.value = std::move(value->second);
     values.erase(value);
@@ -127,7 +131,7 @@ void Executor::compute(const Action& action, Flight& now, bool with_graph, bool 
     now.roots.gradients.push_back(at::full_like(loss, weight));
   };
   if (here.auxiliary_losses) {
-    // What they weigh is known in the backward.
+    // What they weigh, and by how much they are scaled, is known in the backward.
     for (const at::Tensor& loss : here.auxiliary_losses()) add_root(loss, 0);
   }
   now.auxiliary = now.roots.edges.size();
@@ -151,7 +155,8 @@ void Executor::forward(const Action& action, Done& done) {
   for (const Waiting& waiting : waiting_) {
     if (waiting.stage == &here)
       throw ConfigError(
-          "clipping='global': the plan goes on before all stages of this rank have stepped; expected 'local'");
+          "the plan goes on before all stages of this rank have stepped, which tell each other of their gradients; "
+          "expected clipping='local', and no precision='fp16'");
   }
   take_inputs(action, now);
   done.count = static_cast<double>(now.samples);
@@ -196,7 +201,12 @@ void Executor::forward(const Action& action, Done& done) {
 void Executor::backward(const Action& action, Done& done) {
   Stage& here = stage(action.stage);
   Flight& now = flight(action);
-  for (auto& [edge, message] : now.gradients) now.loss_count = message.count;
+  for (auto& [edge, message] : now.gradients) {
+    now.loss_count = message.count;
+    now.loss_scale = message.loss_scale;
+  }
+  if (here.loss && loss_scale_) now.loss_scale = loss_scale_->now();
+  done.loss_scale = now.loss_scale;
   done.count = now.loss_count;
   if (now.samples > 0) {
     if (here.versions) {
@@ -211,7 +221,11 @@ void Executor::backward(const Action& action, Done& done) {
       compute(action, now, true, true);
     }
     // As much as the micro-batch's loss: a mean beside it stays one when both are divided by what the step counts.
-    for (size_t i = 0; i < now.auxiliary; ++i) now.roots.gradients[i].fill_(now.loss_count);
+    for (size_t i = 0; i < now.roots.gradients.size(); ++i) {
+      const bool auxiliary = i < now.auxiliary;
+      if (auxiliary || now.loss_scale != 1)
+        fill(now.roots.gradients[i], (auxiliary ? now.loss_count : 1) * now.loss_scale);
+    }
     // The deepest stage's gradients first: a replay adds them in the same order.
     for (auto it = now.gradients.rbegin(); it != now.gradients.rend(); ++it) {
       if (!std::holds_alternative<std::monostate>(it->second.value.content))
@@ -222,7 +236,8 @@ void Executor::backward(const Action& action, Done& done) {
     run_graph(action, now);
     if (buffers) buffers->put_back();
     done.split = now.later != nullptr;
-    if (here.versions && !now.later) here.versions->after_backward(action.micro_batch, now.used, now.loss_count);
+    if (here.versions && !now.later)
+      here.versions->after_backward(action.micro_batch, now.used, now.loss_count, now.loss_scale);
   }
   now.gradients.clear();
   for (size_t i = 0; i < here.incoming.size(); ++i) {
@@ -230,7 +245,10 @@ void Executor::backward(const Action& action, Done& done) {
     Value gradients = now.samples > 0 ? now.entries[i].gradients() : Value{};
     if (is_local(edge)) {
       flights_[{arrangement_.edges[static_cast<size_t>(edge)].from, action.micro_batch}].gradients[edge] = {
-          .micro_batch = action.micro_batch, .count = now.loss_count, .value = std::move(gradients)};
+          .micro_batch = action.micro_batch,
+          .count = now.loss_count,
+          .loss_scale = now.loss_scale,
+          .value = std::move(gradients)};
     } else {
       now.input_gradients[edge] = std::move(gradients);
     }
@@ -266,7 +284,7 @@ void Executor::weight_gradients(const Action& action, Done& done) {
   done.count = now.loss_count;
   done.split = true;
   std::exchange(now.later, nullptr)->weight_gradients();
-  stage(action.stage).versions->after_backward(action.micro_batch, now.used, now.loss_count);
+  stage(action.stage).versions->after_backward(action.micro_batch, now.used, now.loss_count, now.loss_scale);
   end_if_over(action);
 }
 

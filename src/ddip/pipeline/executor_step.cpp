@@ -17,38 +17,72 @@ Ring Executor::ring_of(const Stage& stage) {
   return ring;
 }
 
+namespace {
+
+Versions::Limit limit_of(std::optional<double> norm, double clip) {
+  if (!norm) return {};
+  // Of a norm that is no number the scale is none either: a stage alone must not step on as if nothing had been.
+  return {.norm = *norm, .scale = std::isnan(*norm) ? *norm : std::min(1.0, clip / (*norm + 1e-6))};
+}
+
+Versions::Limit own_limit(const Stage& stage, double norm) {
+  return limit_of(stage.clip > 0 ? norm : std::optional<double>(), stage.clip);
+}
+
+}  // namespace
+
 void Executor::step(const Action& action, Done& done) {
   Stage& here = stage(action.stage);
-  if (!here.versions) return;
-  Counts all = here.versions->summed();
-  if (arrangement_.replicas > 1) {
-    Gradients& gradients = here.versions->weights().gradients();
-    all = sum_over_replicas(ring_of(here), gradients.flat(), all, poll_);
-    gradients.set_reached(all.reached);
+  const int64_t number = steps_[here.index]++;
+  Counts all;
+  double norm = 0;
+  if (here.versions) {
+    all = here.versions->summed();
+    if (arrangement_.replicas > 1) {
+      Gradients& gradients = here.versions->weights().gradients();
+      all = sum_over_replicas(ring_of(here), gradients.flat(), all, poll_);
+      gradients.set_reached(all.reached);
+    }
+    here.versions->divide(all.count);
+    if (norms_ || here.clip > 0) norm = here.versions->norm();
   }
-  here.versions->divide(all.count);
-  if (!norms_) return step(here, all, here.clip > 0 ? here.versions->norm() : std::optional<double>(), here.clip, done);
+  if (!norms_ || !tells(here)) return step(here, all, own_limit(here, norm), done);
 
-  double norm = here.versions->norm();
-  int64_t number = here.versions->steps();
-  bool complete = norms_->tell(number, norm * norm, poll_);
-  if (norms_->delay() > 0) {
-    std::optional<double> whole = norms_->ask(number, poll_);
-    return whole ? step(here, all, whole, here.clip, done) : step(here, all, norm, here.clip * here.clip_share, done);
+  // What counts nothing is no step, and no sign of a scale that is too large.
+  const double told = telling_.loss_scale && all.count == 0 ? 0 : norm;
+  const bool complete = norms_->tell(number, told * told, poll_);
+  if (norms_->delay() == 0) {
+    waiting_.push_back({&here, all, norm, record_.size()});
+    if (complete) step_waiting(*norms_->ask(number, poll_), done);
+    return;
   }
-  waiting_.push_back({&here, all, record_.size()});
-  if (!complete) return;
-  std::optional<double> whole = norms_->ask(number, poll_);
+  const std::optional<double> whole = norms_->ask(number, poll_);
+  if (!telling_.loss_scale) {
+    const Versions::Limit limit = whole ? limit_of(whole, here.clip) : limit_of(norm, here.clip * here.clip_share);
+    return step(here, all, limit, done);
+  }
+  // What the others have is known too late: each stage leaves out what it cannot use itself.
+  Versions::Limit limit = own_limit(here, norm);
+  limit.leave_out = !std::isfinite(told);
+  step(here, all, limit, done);
+  if (here.loss) loss_scale_->stepped(whole ? std::optional(std::isfinite(*whole)) : std::nullopt);
+}
+
+// All stages of this rank, with what is known of those of all ranks.
+void Executor::step_waiting(double whole, Done& done) {
   for (const Waiting& waiting : std::exchange(waiting_, {})) {
-    step(*waiting.stage, waiting.all, whole, waiting.stage->clip, done);
+    const Stage& stage = *waiting.stage;
+    Versions::Limit limit = telling_.global_norm ? limit_of(whole, stage.clip) : own_limit(stage, waiting.norm);
+    limit.leave_out = telling_.loss_scale && !std::isfinite(whole);
+    step(*waiting.stage, waiting.all, limit, done);
     if (waiting.place < record_.size()) record_.step_later(waiting.place, done.stepped);
+    if (stage.loss && loss_scale_) loss_scale_->stepped(std::isfinite(whole));
   }
 }
 
-void Executor::step(Stage& here, const Counts& all, std::optional<double> norm, double clip, Done& done) {
-  Versions::Limit limit;
-  // Of a norm that is no number the scale is none either: a stage alone must not step on as if nothing had been.
-  if (norm) limit = {.norm = *norm, .scale = std::isnan(*norm) ? *norm : std::min(1.0, clip / (*norm + 1e-6))};
+void Executor::step(Stage& here, const Counts& all, const Versions::Limit& limit, Done& done) {
+  done.stepped = {};
+  if (!here.versions) return;
   done.stepped = here.versions->step(all, limit, options_.step_size);
   done.count = done.stepped.count;
 }

@@ -41,13 +41,17 @@ Header header_of(const Message& message, const Packed& packed, size_t body, Way 
           .micro_batch = message.micro_batch,
           .count = message.count,
           .fingerprint = message.fingerprint,
+          .loss_scale = message.loss_scale,
           .structure = packed.structure.size(),
           .body = body,
           .way = way};
 }
 
 Message without_value(const Header& header) {
-  return {.micro_batch = header.micro_batch, .count = header.count, .fingerprint = header.fingerprint};
+  return {.micro_batch = header.micro_batch,
+          .count = header.count,
+          .fingerprint = header.fingerprint,
+          .loss_scale = header.loss_scale};
 }
 
 std::string_view structure_of(const Header& header, const std::byte* body) {

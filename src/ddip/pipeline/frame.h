@@ -16,6 +16,7 @@ struct Message {
   int64_t micro_batch = 0;
   double count = 0;  // samples, or what the loss was a sum over; 0: the micro-batch is empty, and so is the value
   uint64_t fingerprint = 0;  // of the inputs it began with; 0: not known
+  double loss_scale = 1;     // of a gradient
   Value value;
 };
 
@@ -50,6 +51,7 @@ struct Header {
   int64_t micro_batch = 0;
   double count = 0;
   uint64_t fingerprint = 0;
+  double loss_scale = 1;
   uint64_t structure = 0;  // bytes
   uint64_t body = 0;       // bytes of the structure and what comes with it
   Way way = Way::together;

@@ -201,6 +201,7 @@ json LedgerWriter::line_of(const Done& done, int64_t first, const std::map<int64
               {"weights", seen_back(stage, index, done.read)},
               {"recomputed", settings_.recomputes(index)}};
     if (done.split) line["split"] = true;
+    if (settings_.scales_loss()) line["loss_scale"] = done.loss_scale;
     return line;
   }
   if (done.action.kind == Kind::weight_gradient && done.split)
@@ -216,8 +217,9 @@ json LedgerWriter::line_of_step(Watched& stage, int index, const Versions::Stepp
             {"step", ++stage.versions},
             {"count", plain(stepped.count)},
             {"micro_batches", together}};
-  if (settings_.options.clipping == "global") line["norm"] = or_null(stepped.norm);
-  if (stepped.count == 0) {  // the optimizer was not asked
+  if (stepped.left_out) line["left_out"] = true;
+  if (settings_.options.clipping == "global" && !stepped.left_out) line["norm"] = or_null(stepped.norm);
+  if (stepped.count == 0 || stepped.left_out) {  // the optimizer was not asked
     line.update({{"rates", json::array()}, {"sha256", stage.newest}});
     return line;
   }
@@ -300,6 +302,11 @@ void LedgerWriter::write(const std::map<int, json>& about, int64_t micro_batches
               {"initial", json::array()}};
   if (settings_.options.clip > 0) {
     header["clipping"] = settings_.options.clipping;
+    header["norm_delay"] = settings_.norm_delay;
+  }
+  if (settings_.scales_loss()) {
+    const auto& [initial, interval] = settings_.options.loss_scale;
+    header["loss_scale"] = {{"initial", initial}, {"interval", interval}};
     header["norm_delay"] = settings_.norm_delay;
   }
   for (const auto& [index, stage] : about) {

@@ -38,7 +38,9 @@ bool Norms::tell(int64_t step, double square, const Poll& poll) {
 void Norms::take(int64_t step, const Poll& poll) {
   auto own = told_.find(step);
   if (own == told_.end())
-    throw ConfigError("clipping='global': the plan steps one stage of a rank long before another; expected 'local'");
+    throw ConfigError(
+        "the plan steps one stage of a rank long before another, and they tell each other of their gradients; expected "
+        "clipping='local', and no precision='fp16'");
   double total = 0;
   bool added = false;
   for (const Peer& peer : peers_) {  // by rank, so that all of them add in one order

@@ -117,10 +117,10 @@ Pipeline::Inside::Inside(std::shared_ptr<Communicator> all_ranks, std::vector<Pa
 
 void Pipeline::Inside::make_executor(const MakeOptimizer& make) {
   std::vector<pipeline::Stage> stages;
-  std::set<int> trained;  // ranks
+  std::set<int> telling_ranks;
   for (int index = 0; index <= last(); ++index) {
     const int rank = settings.request.rank_of_stage[static_cast<size_t>(index)];
-    if (trained_elements(part(index)) > 0) trained.insert(rank);
+    if (settings.scales_loss() || trained_elements(part(index)) > 0) telling_ranks.insert(rank);
     if (rank == settings.place) mine.push_back(index);
   }
   agreed(*ranks, [&] {
@@ -133,11 +133,12 @@ void Pipeline::Inside::make_executor(const MakeOptimizer& make) {
                           .width = settings.width,
                           .replicas = settings.options.replicas};
   for (int capacity : settings.plan.capacity) arrangement.frames.push_back(std::max(2, capacity));
+  Telling telling{.global_norm = settings.options.clipping == "global",
+                  .delay = settings.norm_delay,
+                  .ranks = std::vector<int>(telling_ranks.begin(), telling_ranks.end())};
+  if (settings.scales_loss()) telling.loss_scale = settings.options.loss_scale;
   executor = std::make_unique<Executor>(ranks, std::move(stages), std::move(arrangement),
-                                        Clipping{.global = settings.options.clipping == "global",
-                                                 .delay = settings.norm_delay,
-                                                 .ranks = std::vector<int>(trained.begin(), trained.end())},
-                                        [] {});
+                                        std::move(telling), [] {});
 }
 
 std::shared_ptr<Versions> Pipeline::Inside::make_versions(int index, const MakeOptimizer& make) {
@@ -148,6 +149,13 @@ std::shared_ptr<Versions> Pipeline::Inside::make_versions(int index, const MakeO
     parameters.push_back(tensor);
   }
   if (parameters.empty()) return nullptr;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (settings.scales_loss() && parameters[i].scalar_type() == at::kHalf)
+      throw ConfigError(fmt::format(
+          "precision=\"fp16\": {:?} of stage {} is of half precision itself, and its gradients could not be unscaled; "
+          "expected float",
+          names[i], index));
+  }
   const bool apart = settings.is_stale(index) || settings.policy().find("spectrain") != std::string::npos;
   auto weights = std::make_shared<Weights>(parameters, names, apart);
   auto& stepping = steppings[index] = std::make_unique<Stepping>(weights, make, settings.options.scheduler);
@@ -188,10 +196,9 @@ pipeline::Stage Pipeline::Inside::make_stage(int index, const MakeOptimizer& mak
   stage.recompute = settings.recomputes(index);
   stage.clip_share = clip_share(parts, part(index));
   stage.clip = options.clip * (options.clipping == "proportional" ? stage.clip_share : 1);
-  const bool mixed = options.precision == "bf16";
-  stage.forward = [&part = part(index), mixed, device = stage.device,
+  stage.forward = [&part = part(index), &precision = settings.options.precision, device = stage.device,
                    outgoing = stage.outgoing.size()](const std::vector<Value>& given) {
-    Autocast autocast(mixed, device);
+    Autocast autocast(precision, device);
     return run_part(part, given, outgoing);
   };
   stage.auxiliary_losses = part(index).auxiliary_losses;
@@ -201,9 +208,9 @@ pipeline::Stage Pipeline::Inside::make_stage(int index, const MakeOptimizer& mak
   else if (index == last())
     stage.input = [this](int64_t micro_batch) { return sample_of(targets, micro_batch); };
   if (index == last()) {
-    stage.loss = [this, mixed, device = stage.device](const std::vector<Value>& outputs, int64_t micro_batch,
-                                                      int64_t samples) {
-      Autocast autocast(mixed, device);
+    stage.loss = [this, device = stage.device](const std::vector<Value>& outputs, int64_t micro_batch,
+                                               int64_t samples) {
+      Autocast autocast(settings.options.precision, device);
       const Value target = to_device(targets(micro_batch).y, device);
       measured.add(outputs.at(0), target, samples);
       return loss(outputs.at(0), target, samples);
@@ -330,6 +337,7 @@ Report Pipeline::Inside::report_of(const Record& record, int64_t batches, bool t
     const auto found = versions.find(index);
     times.push_back(times_of(record, index, ranks->rank(), found == versions.end() ? 0 : found->second->kept()));
     if (training && gaps.contains(index)) times.back().gap = gaps.at(index)->means();
+    if (training && index == last() && executor->loss_scale()) times.back().loss_scale = executor->loss_scale()->now();
   }
   Report report =
       joined(gather_json(*ranks, share_of(record, times, ranks->rank())), batches, settings.options.micro_batches);
@@ -356,7 +364,7 @@ NamedTensors Pipeline::Inside::state() {
 }
 
 RankOnDisk Pipeline::Inside::on_disk() {
-  RankOnDisk found{.ranks = *ranks, .settings = settings, .norms = executor->norms()};
+  RankOnDisk found{.ranks = *ranks, .settings = settings, .norms = executor->norms(), .loss_scale = executor->loss_scale()};
   for (int index : mine) {
     StageOnDisk& stage = found.stages.emplace_back(StageOnDisk{.index = index, .part = &part(index)});
     if (!steppings.contains(index)) continue;

@@ -136,6 +136,33 @@ double halved(int64_t step) { return 1 / (1 + static_cast<double>(step) / 7); }
 
 }  // namespace
 
+TEST(CppPipelineSaving, the_scale_of_a_loss_in_half_precision_is_saved) {
+  for (const char* schedule : {"1f1b", "async_1f1b"}) {
+    Folder folder;
+    const auto fresh = [&](const auto& ranks) {
+      return std::make_unique<Pipeline>(ranks, cut(mlp(1, at::kFloat), 2), mse, sgd,
+                                        PipelineOptions{.schedule = schedule,
+                                                        .micro_batches = 4,
+                                                        .precision = "fp16",
+                                                        .loss_scale = {1 << 20, 4}});
+    };
+    on_ranks(2, [&](const auto& ranks) {
+      const Pairs before = data(4, 12, 0, at::kFloat), later = data(10, 12, 5, at::kFloat);
+      auto whole = fresh(ranks), again = fresh(ranks), without = fresh(ranks);
+      const double saved = *whole->run(before).stages.back().loss_scale;
+      require(saved < (1 << 20), "it has learned something");
+      whole->save(folder.path());
+      again->load(folder.path());
+      const Report expected = whole->run(later), got = again->run(later), other = without->run(later);
+      require(expected.losses == got.losses, "losses");
+      require_equal(whole->state(), again->state(), "ran on");
+      require(expected.stages.back().loss_scale == got.stages.back().loss_scale, "the scale at the end");
+      const auto left_out = [](const Report& report) { return report.stages.front().left_out; };
+      require(left_out(expected) == left_out(got) && left_out(got) < left_out(other), "what was known is known");
+    });
+  }
+}
+
 TEST(CppPipelineSaving, a_loaded_run_goes_on_as_one_that_drained_there) {
   const auto momenta = optim::RMSpropOptions(0.01).momentum(0.5).centered(true);
   for (const Training& run : {

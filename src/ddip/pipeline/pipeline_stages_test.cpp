@@ -390,6 +390,33 @@ TEST(CppPipeline, in_bfloat16_a_policy_without_stash_recomputes_and_it_learns) {
   });
 }
 
+TEST(CppPipeline, in_half_precision_the_loss_is_scaled_and_steps_that_are_too_large_are_left_out) {
+  on_ranks(2, [&](const auto& ranks) {
+    Pairs one = data(1, 12, 0, at::kFloat), batches;
+    for (int i = 0; i < 60; ++i) batches.push_back(one[0]);
+    for (const char* schedule : {"1f1b", "async_1f1b"}) {
+      Pipeline pipe(ranks, cut(mlp(1, at::kFloat), 2), mse, sgd,
+                    {.schedule = schedule, .micro_batches = 4, .precision = "fp16", .loss_scale = {1 << 20, 2000}});
+      const Report report = pipe.run(batches);
+      require(report.losses.back() < report.losses.front() / 2, "it learns");
+      const double scale = report.stages.back().loss_scale.value();
+      require(scale < (1 << 20), "the scale was too large");
+      // Known at once, each halving costs a step; known late, some more.
+      const auto halvings = static_cast<int64_t>(std::log2((1 << 20) / scale));
+      for (const StageTimes& stage : report.stages) require(stage.left_out <= 4 * halvings, "and not for long");
+      const int64_t most = std::max(report.stages[0].left_out, report.stages[1].left_out);
+      require(schedule == std::string("1f1b") ? most == halvings : most > halvings, "steps were left out");
+      require(report.text().find(fmt::format("loss scale {:g}, {} steps left out", scale, most)) != std::string::npos,
+              "the report says so");
+    }
+    auto first_loss = [&](const char* precision) {
+      Pipeline fresh(ranks, cut(mlp(1, at::kFloat), 2), mse, sgd, {.micro_batches = 4, .precision = precision});
+      return fresh.run(one).losses.at(0);
+    };
+    require(first_loss("fp16") != first_loss("fp32") && first_loss("fp16") != first_loss("bf16"), "of its own kind");
+  });
+}
+
 TEST(CppPipeline, a_loss_may_say_what_it_counts) {
   on_ranks(2, [&](const auto& ranks) {
     Pairs batches = data(3, 10, 7);  // micro-batches of 4, 3, 3: a mean of means is not the mean

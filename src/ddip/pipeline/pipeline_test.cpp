@@ -339,6 +339,8 @@ TEST(CppPipeline, ledgers_for_replay) {
        {.schedule = "async_1f1b", .staleness = "stash", .accumulate = 5}},  // 12 micro-batches: two are left over
       {"sgd", {.schedule = "async_1f1b", .staleness = "msnag", .order = "ready", .window = {4, 0}}},
       {"adam", {.schedule = "async_1f1b", .staleness = "adam", .accumulate = 2, .order = "ready", .window = {5, 0}}},
+      {"sgd", {.schedule = "async_1f1b", .staleness = "stash", .precision = "fp16", .loss_scale = {1 << 16, 2}}},
+      {"sgd", {.schedule = "1f1b", .staleness = "none", .precision = "fp16", .loss_scale = {1 << 16, 2}}},
   };
   on_ranks(2, [&](const auto& ranks) {
     int number = 0;

@@ -1,6 +1,7 @@
 #include "ddip/pipeline/record.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "ddip/base/check.h"
 
@@ -57,7 +58,8 @@ void Record::add(const Done& done) {
                             .rates = rates.list,
                             .groups = rates.groups,
                             .from = static_cast<uint8_t>(done.read.from),
-                            .split = done.split});
+                            .split = done.split,
+                            .loss_scale = static_cast<int8_t>(std::ilogb(done.loss_scale))});
       break;
     }
     case Kind::step:
@@ -74,7 +76,8 @@ void Record::step_later(size_t place, const Versions::Stepped& stepped) {
                           .scale = stepped.scale,
                           .place = static_cast<uint32_t>(place),
                           .micro_batches = add_micro_batches(stepped.micro_batches),
-                          .rates = rates_.add(stepped.rates)};
+                          .rates = rates_.add(stepped.rates),
+                          .left_out = stepped.left_out};
 }
 
 Done Record::at(size_t place) const {
@@ -95,7 +98,8 @@ Done Record::at(size_t place) const {
     case Kind::weight_gradient: {
       const Backward& backward = *find(backwards_, place);
       done.count = backward.count;
-      done.split = backward.split;
+      done.split = backward.split != 0;
+      done.loss_scale = std::ldexp(1.0, backward.loss_scale);
       done.read = {.from = static_cast<ReadBack::From>(backward.from),
                    .version = backward.version,
                    .rates = rates_of({backward.rates, backward.groups})};
@@ -109,6 +113,7 @@ Done Record::at(size_t place) const {
                       .count = step.count,
                       .norm = step.norm,
                       .scale = step.scale,
+                      .left_out = step.left_out,
                       .rates = {rates.begin(), rates.end()}};
       break;
     }

@@ -23,6 +23,7 @@ struct Done {
   double count = 0;           // forward: samples; backward: what the loss counted; step: the sum over its micro-batches
   Used used;                  // forward
   ReadBack read;              // backward
+  double loss_scale = 1;      // backward
   bool split = false;         // backward: the weights' gradients come later; weight gradient: they came now
   Versions::Stepped stepped;  // step
 };
@@ -76,13 +77,14 @@ class Record {
     int32_t version;
     int32_t rates;  // a list
     uint16_t groups;
-    uint8_t from;
-    bool split;
+    uint8_t from : 4, split : 4;
+    int8_t loss_scale;  // the power of two
   };
   struct Step {
     double count, norm, scale;
     uint32_t place;
     int32_t micro_batches, rates;  // lists
+    bool left_out;
   };
   // Micro-batches `first`, `first` + 1, …
   struct Run {

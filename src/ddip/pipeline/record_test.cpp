@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 namespace ddip::pipeline {
 namespace {
 
@@ -39,10 +41,16 @@ Done done_of(const Action& action, size_t place) {
   if (action.kind == Kind::backward) {
     done.count = 6.5;
     done.read = {.from = ReadBack::From::policy, .version = k + 1, .rates = {{0.1}, {0.3}}};
+    done.loss_scale = std::ldexp(1.0, static_cast<int>(k % 7) - 3);
     done.split = k % 2 == 1;
   }
   if (action.kind == Kind::step) {
-    done.stepped = {.micro_batches = {k, k + 1, k + 5}, .count = 6.5, .norm = 2.5, .scale = 0.125, .rates = {0.1, 0.3}};
+    done.stepped = {.micro_batches = {k, k + 1, k + 5},
+                    .count = 6.5,
+                    .norm = 2.5,
+                    .scale = 0.125,
+                    .left_out = k % 2 == 1,
+                    .rates = {0.1, 0.3}};
     done.count = done.stepped.count;
   }
   return done;
@@ -69,6 +77,8 @@ void expect_equal(const Done& found, const Done& done) {
   EXPECT_EQ(found.stepped.count, done.stepped.count);
   EXPECT_EQ(found.stepped.norm, done.stepped.norm);
   EXPECT_EQ(found.stepped.scale, done.stepped.scale);
+  EXPECT_EQ(found.stepped.left_out, done.stepped.left_out);
+  EXPECT_EQ(found.loss_scale, done.loss_scale);
   EXPECT_EQ(found.stepped.rates, done.stepped.rates);
 }
 

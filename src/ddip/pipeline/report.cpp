@@ -55,6 +55,13 @@ std::string text_of_gaps(const std::vector<StageTimes>& stages) {
   return lines.empty() ? lines : lines + "\n";
 }
 
+std::string text_of_scale(const std::vector<StageTimes>& stages) {
+  int64_t most = 0;
+  for (const StageTimes& one : stages) most = std::max(most, one.left_out);
+  if (stages.empty() || !stages.back().loss_scale) return "";
+  return fmt::format("fp16: loss scale {:g}, {} steps left out\n", *stages.back().loss_scale, most);
+}
+
 }  // namespace
 
 StageTimes times_of(const Record& record, int stage, int rank, int64_t copies_kept) {
@@ -80,7 +87,10 @@ StageTimes times_of(const Record& record, int stage, int rank, int64_t copies_ke
         break;
       case Kind::backward:
       case Kind::weight_gradient: times.backward += seconds; break;
-      case Kind::step: times.update += seconds; break;
+      case Kind::step:
+        times.update += seconds;
+        times.left_out += done.stepped.left_out ? 1 : 0;
+        break;
       case Kind::receive: times.wait += seconds; break;
       default: times.communication += seconds; break;
     }
@@ -104,7 +114,7 @@ std::string Report::text() const {
     lines +=
         fmt::format("{:>5} {:>4} {:>7.2f}s {:>7.2f}s {:>7.2f}s {:>7.2f}s {:>7.2f}s {:>6.1f}%\n", one.stage, one.rank,
                     one.forward, one.backward, one.update, one.communication, one.wait, 100 * one.bubble);
-  lines += text_of_gaps(stages);
+  lines += text_of_gaps(stages) + text_of_scale(stages);
   std::string last;
   if (!losses.empty())
     last = training ? fmt::format(", last loss {:.4g}", losses.back()) : fmt::format(", mean loss {:.4g}", loss);
@@ -147,7 +157,8 @@ json share_of(const Record& record, const std::vector<StageTimes>& stages, int r
     for (const auto& [steps, forwards] : one.staleness) staleness.push_back({steps, forwards});
     share["stages"].push_back({one.stage, one.rank, one.forward, one.backward, one.update, one.communication, one.wait,
                                one.total, one.bubble, staleness, one.bytes_sent, one.copies_kept,
-                               one.gap ? json{one.gap->moved, one.gap->error} : json()});
+                               one.gap ? json{one.gap->moved, one.gap->error} : json(), one.left_out,
+                               one.loss_scale ? json(*one.loss_scale) : json()});
   }
   for (const auto& [micro_batch, sum, count] : record.losses.all())
     share["losses"].push_back({micro_batch, sum, count});
@@ -170,7 +181,9 @@ Report joined(const std::vector<json>& shares, int64_t batches, int micro_batche
                        .total = one[7],
                        .bubble = one[8],
                        .bytes_sent = one[10],
-                       .copies_kept = one[11]};
+                       .copies_kept = one[11],
+                       .left_out = one[13]};
+      if (!one[14].is_null()) times.loss_scale = one[14].get<double>();
       if (!one[12].is_null()) times.gap = {.moved = one[12][0], .error = one[12][1]};
       for (const json& pair : one[9]) times.staleness[pair[0]] = pair[1];
       report.stages.push_back(std::move(times));

@@ -29,6 +29,8 @@ struct StageTimes {
   uint64_t bytes_sent = 0;
   int64_t copies_kept = 0;         // of its weights, beside the two, when the run ended
   std::optional<Gaps::Means> gap;  // PipelineOptions::gaps
+  int64_t left_out = 0;              // steps whose gradients were too large for half precision
+  std::optional<double> loss_scale;  // in half precision, of the last stage: after the run
 
   double utilisation() const { return 1 - bubble; }
 };

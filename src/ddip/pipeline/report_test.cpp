@@ -14,7 +14,7 @@ using nlohmann::json;
 json share(int rank, const std::vector<int>& stages, double end) {
   json found{{"stages", json::array()}, {"losses", json::array()}, {"trace", json::array()}};
   for (int stage : stages) {
-    found["stages"].push_back({stage, rank, end, 0, 0, 0, 0, end, 0, json::array(), 0, 0, nullptr});
+    found["stages"].push_back({stage, rank, end, 0, 0, 0, 0, end, 0, json::array(), 0, 0, nullptr, 0, nullptr});
     found["trace"].push_back({rank, static_cast<int>(schedule::Kind::forward), 0, stage, 0, -1, 0, 0, 0.0, end});
   }
   return found;

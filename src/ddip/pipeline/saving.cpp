@@ -66,6 +66,12 @@ void require_same_pipeline(const json& saved, const RankOnDisk& rank) {
 NamedTensors rank_state(const RankOnDisk& rank) {
   NamedTensors found;
   for (const StageOnDisk& stage : rank.stages) found.merge(stage_state(stage));
+  if (rank.loss_scale) {
+    const auto& [scale, finite, under_way] = rank.loss_scale->state();
+    found["loss_scale.now"] = at::scalar_tensor(scale, at::kDouble);
+    found["loss_scale.finite"] = at::scalar_tensor(finite, at::kLong);
+    found["loss_scale.under_way"] = at::tensor(under_way, at::kDouble);
+  }
   if (!rank.norms) return found;
   std::vector<int64_t> steps;
   std::vector<double> squares;
@@ -95,6 +101,22 @@ std::function<void()> restored_norms(SavedTensors& saved, Norms* norms) {
   };
 }
 
+// A run of another precision has none, and needs none.
+std::function<void()> restored_loss_scale(SavedTensors& saved, LossScale* loss_scale) {
+  NamedTensors found = saved.take_under("loss_scale.");
+  if (found.empty()) return [] {};
+  const int64_t count = found.contains("under_way") ? found.at("under_way").numel() : 0;
+  SavedTensors named(std::move(found));
+  LossScale::State state{.scale = named.take("now", at::kDouble, {}).item<double>(),
+                         .finite = named.take_number("finite")};
+  const at::Tensor under_way = named.take("under_way", at::kDouble, {count});
+  for (int64_t i = 0; i < count; ++i) state.under_way.push_back(under_way[i].item<double>());
+  named.require_none_under("");
+  return [state, loss_scale] {
+    if (loss_scale) loss_scale->restore(state);
+  };
+}
+
 std::function<void()> restored_rank(const RankOnDisk& rank, const checkpoint::SafetensorsFile& file) {
   std::vector<std::function<void()>> changes;
   SavedTensors saved(tensors::read_tensors(file));
@@ -104,6 +126,7 @@ std::function<void()> restored_rank(const RankOnDisk& rank, const checkpoint::Sa
       changes.push_back(restored_stage(saved, stage, *policy));
     }
     changes.push_back(restored_norms(saved, rank.norms));
+    changes.push_back(restored_loss_scale(saved, rank.loss_scale));
     saved.require_none_under("");
   } catch (const ConfigError& error) {
     throw ConfigError(fmt::format("{}: it is of another pipeline: {}", file.path().string(), error.what()));

@@ -26,7 +26,8 @@ void require_values(const PipelineOptions& options, int world) {
     throw ConfigError(fmt::format("replicas={}: expected a divisor of the group's {} ranks", options.replicas, world));
   if (!(options.clip >= 0)) throw ConfigError(fmt::format("clip={}: expected a number from 0 on", options.clip));
   require_one_of("clipping", options.clipping, {"auto", "local", "proportional", "global"});
-  require_one_of("precision", options.precision, {"fp32", "bf16"});
+  require_one_of("precision", options.precision, {"fp32", "bf16", "fp16"});
+  static_cast<void>(LossScale(options.loss_scale));  // says what is wrong with it
   if (options.micro_batches < 1 || options.accumulate < 1)
     throw ConfigError(fmt::format("micro_batches={}, accumulate={}: expected numbers from 1 on", options.micro_batches,
                                   options.accumulate));
@@ -108,6 +109,15 @@ void require_order(const Settings& settings) {
   }
   if (options.clipping == "global")
     throw ConfigError("order=\"ready\": stages do not wait for each other's norms; expected clipping=\"local\"");
+  if (settings.scales_loss())
+    throw ConfigError("order=\"ready\": stages do not tell each other of gradients that are too large; expected bf16");
+}
+
+void require_clipping(const Settings& settings) {
+  if (settings.scales_loss() && settings.options.clipping == "global" && !settings.synchronous())
+    throw ConfigError(
+        "precision=\"fp16\": the norm of all stages some steps ago may be of a step that was left out; expected "
+        "clipping=\"local\" or \"proportional\"");
 }
 
 int most_stale(const schedule::Plan& plan) {
@@ -157,7 +167,7 @@ std::string Settings::fingerprint() const {
                         request.warmup,   request.flush_every,   request.switch_at,     options.staleness,
                         options.seed,     options.precision,     options.replicas,      options.clipping,
                         options.clip,     options.recompute,     policy_options(),      options.gaps,
-                        options.order}
+                        options.order,    options.loss_scale.initial, options.loss_scale.interval}
       .dump();
 }
 
@@ -192,6 +202,7 @@ Settings decided(PipelineOptions asked, size_t stages, int rank, int world, cons
   settings.norm_delay = settings.synchronous() ? 0 : 1 + most_stale(settings.plan);
   choose_policy(settings, make, parameters);
   require_order(settings);
+  require_clipping(settings);
   if (options.precision != "fp32" && settings.is_stale() && !settings.request.needs.stashes && !options.recompute) {
     options.recompute = true;
     settings.notes.emplace_back("recompute=true: under autocast a kept graph would use the weights of its forward");

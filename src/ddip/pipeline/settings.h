@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
 
+#include "ddip/pipeline/loss_scale.h"
 #include "ddip/pipeline/stepping.h"
 #include "ddip/schedule/plan.h"
 #include "ddip/staleness/make_policy.h"
@@ -28,7 +29,8 @@ struct PipelineOptions {
   double clip = 0;                 // largest norm of a step's gradient; 0: any
   std::string clipping = "auto";   // local, proportional, global; auto: global where it is exact, else local
   int replicas = 1;                // pipelines side by side, each on its own batches, that step together
-  std::string precision = "fp32";  // or bf16: autocast
+  std::string precision = "fp32";  // or bf16, fp16: autocast
+  pipeline::LossScale::Options loss_scale;  // of fp16; {1024, 0}: it stays 1024
   bool recompute = false;          // forwards keep no graph and run again before their backwards
   bool gaps = false;       // reports say how far weights moved between forwards and backwards (docs/pipeline.md)
   int max_staleness = -1;  // of virtual_async
@@ -56,6 +58,7 @@ struct Settings {
   bool has_policy(const std::string& part) const { return policy().find(part) != std::string::npos; }
   // The policy's options by their names, as Python's and a ledger's. Those of other policies are not in it.
   nlohmann::json policy_options() const;
+  bool scales_loss() const { return options.precision == "fp16"; }
   bool synchronous() const { return schedule::is_synchronous(options.schedule); }
   // Whether a forward of this stage, or of any (-1), reads weights that are old at its backward.
   bool is_stale(int stage = -1) const;

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "ddip/base/check.h"
+#include "ddip/base/error.h"
 
 namespace ddip::pipeline {
 
@@ -20,18 +21,19 @@ Versions::Versions(std::shared_ptr<Weights> weights, std::shared_ptr<staleness::
       stages_(stages),
       next_label_(kPredictions) {}
 
-void Versions::begin(const std::vector<int64_t>& reads, double mean_staleness, int accumulate) {
+void Versions::begin(const Run& run) {
   first_ = version_;
   needs_ = policy_->needs(asks_.optimizer());          // somebody may have changed its options
   if (summed_.empty()) weights_->gradients().clear();  // of somebody's own backward between two runs
   expected_.clear();
-  for (int64_t version : reads) ++expected_[first_ + version];
+  for (int64_t version : run.reads) ++expected_[first_ + version];
   last_ = {};  // somebody may have changed the rates
-  mean_staleness_ = mean_staleness;
-  accumulate_ = accumulate;
+  mean_staleness_ = run.mean_staleness;
+  accumulate_ = run.accumulate;
+  scales_loss_ = run.scales_loss;
 }
 
-staleness::Moment Versions::moment(int64_t micro_batch, int staleness) const {
+staleness::Moment Versions::moment(int64_t micro_batch, int staleness) {
   staleness::Moment now{.micro_batch = micro_batch,
                         .version = version_,
                         .staleness = staleness,
@@ -40,10 +42,11 @@ staleness::Moment Versions::moment(int64_t micro_batch, int staleness) const {
                         .stage = stage_,
                         .stages = stages_,
                         .mean_staleness = mean_staleness_};
-  if (needs_.pending && !summed_.empty() && count_ > 0) {
+  // A gradient that is not finite would make such a prediction, and what it predicts such a gradient, for ever.
+  if (needs_.pending && !summed_.empty() && count_ > 0 && (!scales_loss_ || std::isfinite(norm()))) {
     now.pending = weights_->gradients().flat();
     now.pending_micro_batches = static_cast<int64_t>(summed_.size());
-    now.pending_samples = count_;
+    now.pending_samples = count_ * loss_scale_;
   }
   return now;
 }
@@ -151,8 +154,11 @@ ReadBack Versions::before_backward(int64_t micro_batch, const Used& used) {
   return read;
 }
 
-void Versions::after_backward(int64_t micro_batch, const Used& used, double count) {
+void Versions::after_backward(int64_t micro_batch, const Used& used, double count, double loss_scale) {
   at::NoGradGuard quiet;
+  if (!summed_.empty() && loss_scale != loss_scale_)
+    throw ConfigError("the plan steps with other micro-batches on this stage than on the last one; with a scaled loss expected the same");
+  loss_scale_ = loss_scale;
   if (needs_.own_gradient) {
     auto kept = kept_.find(used.label);
     const at::Tensor& with = kept == kept_.end() ? weights_->truth() : kept->second.weights;
@@ -186,7 +192,7 @@ Counts Versions::summed() {
 
 void Versions::divide(double count) {
   at::NoGradGuard quiet;
-  if (count > 0) weights_->gradients().flat().div_(count);
+  if (count > 0) weights_->gradients().flat().div_(count * loss_scale_);
 }
 
 double Versions::norm() {
@@ -206,10 +212,14 @@ void Versions::limit_gradients(double scale) {
 
 Versions::Stepped Versions::step(const Counts& all, const Limit& limit, int64_t full) {
   at::NoGradGuard quiet;
-  Stepped done{.micro_batches = summed_, .count = all.count, .norm = limit.norm, .scale = limit.scale};
+  Stepped done{.micro_batches = summed_,
+               .count = all.count,
+               .norm = limit.norm,
+               .scale = limit.scale,
+               .left_out = limit.leave_out};
   // Who still needs the weights of before gets a copy now; until now the true ones were enough.
   keep_truth();
-  if (all.count > 0) {
+  if (all.count > 0 && !limit.leave_out) {
     limit_gradients(limit.scale);
     staleness::Step step{.gradient = weights_->gradients().flat(), .mean_staleness = mean_staleness_};
     for (const auto& rates : asks_.rates(1)) {

@@ -45,8 +45,14 @@ class Versions {
   Versions(std::shared_ptr<Weights> weights, std::shared_ptr<staleness::Policy> policy, Asks asks, int stage,
            int stages);
 
-  // What a run will ask for. `reads`: versions, from the run's beginning on, that its forwards read, one entry each.
-  void begin(const std::vector<int64_t>& reads, double mean_staleness, int accumulate);
+  struct Run {
+    std::vector<int64_t> reads;  // versions, from the run's beginning on, that its forwards read, one entry each
+    double mean_staleness = 0;
+    int accumulate = 1;
+    bool scales_loss = false;  // gradients may be too large, and are of no use then
+  };
+  // What a run will ask for.
+  void begin(const Run& run);
 
   // `version`: the one to read, from the run's beginning on.
   Used before_forward(int64_t micro_batch, int64_t version, int staleness);
@@ -54,8 +60,8 @@ class Versions {
   void skip(int64_t version);
   ReadBack before_backward(int64_t micro_batch, const Used& used);
   // The micro-batch's gradients are in the sum; its weights are not needed any more. `count`: samples, or what the loss
-  // was a sum over.
-  void after_backward(int64_t micro_batch, const Used& used, double count);
+  // was a sum over, `loss_scale`: what that was multiplied by, the same for all micro-batches of a step.
+  void after_backward(int64_t micro_batch, const Used& used, double count, double loss_scale = 1);
   // Whether after_backward may come later than the backward, with others between them.
   bool may_sum_later() const { return !weights_->apart() && !needs_.own_gradient; }
   // A micro-batch whose backward will not come (evaluation, failure).
@@ -63,7 +69,7 @@ class Versions {
 
   // What has been summed since the last step, here alone; the caller sums it over replicas.
   Counts summed();
-  // Makes a mean of the sum. `count`: what it is a sum over, of all replicas.
+  // Makes a mean of the sum, without the loss's scale. `count`: what it is a sum over, of all replicas.
   void divide(double count);
   double norm();                                       // of the mean
   int64_t steps() const { return version_ - first_; }  // in this run
@@ -73,10 +79,12 @@ class Versions {
     double count = 0;
     double norm = 0;   // that was limited; 0: not asked for
     double scale = 1;  // that the limit made of it
+    bool left_out = false;
     std::vector<double> rates;
   };
   struct Limit {
     double norm = 0, scale = 1;
+    bool leave_out = false;  // the weights stay as they are
   };
   // With the mean. A parameter that no gradient has come to stays as it is. `all`: of all replicas; `full`:
   // micro-batches of a full step, one of fewer has a smaller rate; 0: any number is a full step.
@@ -105,7 +113,7 @@ class Versions {
     int64_t version = -1;
     Used used;  // predicted: false if the policy had nothing to say
   };
-  staleness::Moment moment(int64_t micro_batch, int staleness) const;
+  staleness::Moment moment(int64_t micro_batch, int staleness);
   const Used& predict(int64_t micro_batch, int staleness);
   at::Tensor& prediction();
   void limit_gradients(double scale);
@@ -122,6 +130,7 @@ class Versions {
   const int stages_;
   double mean_staleness_ = 0;
   int accumulate_ = 1;
+  bool scales_loss_ = false;
   int64_t version_ = 0;
   int64_t next_label_;
   Prediction last_;
@@ -133,6 +142,7 @@ class Versions {
   std::vector<at::Tensor> spares_;
   std::vector<int64_t> summed_;  // micro-batches in the gradient since the last step
   double count_ = 0;
+  double loss_scale_ = 1;  // of these
   at::Tensor before_backward_;  // the sum before this micro-batch's gradient, where the policy wants that one alone
 };
 

@@ -36,7 +36,7 @@ struct Bench {
                   .step = [this](const std::vector<double>&) { weights->truth().add_(100); },
                   .stepped = {}},
                  0, 2) {
-    versions.begin({}, 1, 2);
+    versions.begin({.mean_staleness = 1, .accumulate = 2});
   }
 
   float shown() const { return parameter[0].item<float>(); }
@@ -63,7 +63,7 @@ TEST(Versions, ASteadyPredictionIsMadeOnceBetweenTwoSteps) {
   bench.step();
   bench.versions.before_forward(4, 1, 2);
   EXPECT_EQ(bench.shown(), 3) << "and after a step";
-  bench.versions.begin({}, 1, 2);
+  bench.versions.begin({.mean_staleness = 1, .accumulate = 2});
   bench.versions.before_forward(5, 0, 2);
   EXPECT_EQ(bench.shown(), 4) << "and in another run, whose rates may be others";
   bench.versions.before_forward(6, 0, 0);
