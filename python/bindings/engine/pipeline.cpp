@@ -255,9 +255,8 @@ void bind_pipeline(py::module_& module) {
              if (loss_scale) telling.loss_scale = {.initial = loss_scale->first, .interval = loss_scale->second};
              // Ranks meet in it, while a thread of Gloo's may have to free tensors of Python's.
              py::gil_scoped_release release;
-             return std::unique_ptr<Executor, EndsWithoutLock>(
-                 new Executor(std::move(ranks), std::move(stages), std::move(arrangement),
-                              std::move(telling), look_for_signals));
+             return std::unique_ptr<Executor, EndsWithoutLock>(new Executor(
+                 std::move(ranks), std::move(stages), std::move(arrangement), std::move(telling), look_for_signals));
            }),
            py::arg("ranks"), py::arg("stages"), py::arg("edges"), py::arg("rank_of_stage"), py::arg("frames"),
            py::kw_only(), py::arg("replicas") = 1, py::arg("global_norm") = false, py::arg("norm_delay") = 0,

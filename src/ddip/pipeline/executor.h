@@ -149,8 +149,8 @@ class Executor {
   std::chrono::steady_clock::time_point started_;
   Record record_;
   std::map<std::pair<int, int64_t>, Flight> flights_;
-  std::set<int> split_stages_;  // the plan has their backwards in two parts
-  std::set<int> reached_;       // a backward came to their weights
+  std::set<int> split_stages_;    // the plan has their backwards in two parts
+  std::set<int> reached_;         // a backward came to their weights
   std::map<int, int64_t> steps_;  // of each stage
   // Steps that wait for the norm of this rank's other stages, with the place of their record.
   struct Waiting {

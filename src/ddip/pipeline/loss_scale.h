@@ -1,13 +1,13 @@
-// By what a loss is multiplied before its backward, so that small gradients do not vanish in half precision. It is divided
-// out of a step's gradient again. A step whose gradients are not finite is left out, and the scale was too large: it is
-// halved; after `interval` steps in a row that were finite it is doubled. So does torch.amp.GradScaler.
+// By what a loss is multiplied before its backward, so that small gradients do not vanish in half precision. It is
+// divided out of a step's gradient again. A step whose gradients are not finite is left out, and the scale was too
+// large: it is halved; after `interval` steps in a row that were finite it is doubled. So does torch.amp.GradScaler.
 //
-// Where stages do not wait for each other, what became of a step is known some steps later. Of the steps that were under
-// way with a scale that was found too large meanwhile nothing more is learned.
+// Where stages do not wait for each other, what became of a step is known some steps later. Of the steps that were
+// under way with a scale that was found too large meanwhile nothing more is learned.
 //
-// What is multiplied is the sum over a micro-batch's samples, so that 1024 on 64 samples is what 65536, with which torch
-// begins, is on their mean. It is a power of two, so that nothing is rounded by it, and has its place on the rank of the
-// last stage; the others get it with the gradients.
+// What is multiplied is the sum over a micro-batch's samples, so that 1024 on 64 samples is what 65536, with which
+// torch begins, is on their mean. It is a power of two, so that nothing is rounded by it, and has its place on the rank
+// of the last stage; the others get it with the gradients.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +37,8 @@ class LossScale {
 
   // Of the step that gradients are summed for.
   double now() const { return state_.scale; }
-  // That step is done. `finite`: whether the gradients of all stages were, of the oldest step that is under way; nothing
-  // is known of it yet.
+  // That step is done. `finite`: whether the gradients of all stages were, of the oldest step that is under way;
+  // nothing is known of it yet.
   void stepped(std::optional<bool> finite);
   // What became of the steps that are under way will never be known.
   void forget() { state_.under_way.clear(); }

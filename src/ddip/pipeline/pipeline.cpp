@@ -137,8 +137,7 @@ void Pipeline::Inside::make_executor(const MakeOptimizer& make) {
                   .delay = settings.norm_delay,
                   .ranks = std::vector<int>(telling_ranks.begin(), telling_ranks.end())};
   if (settings.scales_loss()) telling.loss_scale = settings.options.loss_scale;
-  executor = std::make_unique<Executor>(ranks, std::move(stages), std::move(arrangement),
-                                        std::move(telling), [] {});
+  executor = std::make_unique<Executor>(ranks, std::move(stages), std::move(arrangement), std::move(telling), [] {});
 }
 
 std::shared_ptr<Versions> Pipeline::Inside::make_versions(int index, const MakeOptimizer& make) {
@@ -364,7 +363,8 @@ NamedTensors Pipeline::Inside::state() {
 }
 
 RankOnDisk Pipeline::Inside::on_disk() {
-  RankOnDisk found{.ranks = *ranks, .settings = settings, .norms = executor->norms(), .loss_scale = executor->loss_scale()};
+  RankOnDisk found{
+      .ranks = *ranks, .settings = settings, .norms = executor->norms(), .loss_scale = executor->loss_scale()};
   for (int index : mine) {
     StageOnDisk& stage = found.stages.emplace_back(StageOnDisk{.index = index, .part = &part(index)});
     if (!steppings.contains(index)) continue;

@@ -140,11 +140,9 @@ TEST(CppPipelineSaving, the_scale_of_a_loss_in_half_precision_is_saved) {
   for (const char* schedule : {"1f1b", "async_1f1b"}) {
     Folder folder;
     const auto fresh = [&](const auto& ranks) {
-      return std::make_unique<Pipeline>(ranks, cut(mlp(1, at::kFloat), 2), mse, sgd,
-                                        PipelineOptions{.schedule = schedule,
-                                                        .micro_batches = 4,
-                                                        .precision = "fp16",
-                                                        .loss_scale = {1 << 20, 4}});
+      return std::make_unique<Pipeline>(
+          ranks, cut(mlp(1, at::kFloat), 2), mse, sgd,
+          PipelineOptions{.schedule = schedule, .micro_batches = 4, .precision = "fp16", .loss_scale = {1 << 20, 4}});
     };
     on_ranks(2, [&](const auto& ranks) {
       const Pairs before = data(4, 12, 0, at::kFloat), later = data(10, 12, 5, at::kFloat);

@@ -27,8 +27,8 @@ struct StageTimes {
   double bubble = 0;                 // the share of the run in which the rank computed nothing
   std::map<int, int64_t> staleness;  // n -> forwards
   uint64_t bytes_sent = 0;
-  int64_t copies_kept = 0;         // of its weights, beside the two, when the run ended
-  std::optional<Gaps::Means> gap;  // PipelineOptions::gaps
+  int64_t copies_kept = 0;           // of its weights, beside the two, when the run ended
+  std::optional<Gaps::Means> gap;    // PipelineOptions::gaps
   int64_t left_out = 0;              // steps whose gradients were too large for half precision
   std::optional<double> loss_scale;  // in half precision, of the last stage: after the run
 

@@ -162,12 +162,29 @@ nlohmann::json Settings::policy_options() const {
 std::string Settings::fingerprint() const {
   std::vector<std::pair<int, int>> edges;
   for (const auto& [from, to] : request.edges) edges.emplace_back(from, to);
-  return nlohmann::json{request.schedule, request.stages,        request.rank_of_stage, edges,
-                        request.window,   request.micro_batches, request.accumulate,    request.max_staleness,
-                        request.warmup,   request.flush_every,   request.switch_at,     options.staleness,
-                        options.seed,     options.precision,     options.replicas,      options.clipping,
-                        options.clip,     options.recompute,     policy_options(),      options.gaps,
-                        options.order,    options.loss_scale.initial, options.loss_scale.interval}
+  return nlohmann::json{request.schedule,
+                        request.stages,
+                        request.rank_of_stage,
+                        edges,
+                        request.window,
+                        request.micro_batches,
+                        request.accumulate,
+                        request.max_staleness,
+                        request.warmup,
+                        request.flush_every,
+                        request.switch_at,
+                        options.staleness,
+                        options.seed,
+                        options.precision,
+                        options.replicas,
+                        options.clipping,
+                        options.clip,
+                        options.recompute,
+                        policy_options(),
+                        options.gaps,
+                        options.order,
+                        options.loss_scale.initial,
+                        options.loss_scale.interval}
       .dump();
 }
 

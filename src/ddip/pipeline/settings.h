@@ -31,7 +31,7 @@ struct PipelineOptions {
   int replicas = 1;                // pipelines side by side, each on its own batches, that step together
   std::string precision = "fp32";  // or bf16, fp16: autocast
   pipeline::LossScale::Options loss_scale;  // of fp16; {1024, 0}: it stays 1024
-  bool recompute = false;          // forwards keep no graph and run again before their backwards
+  bool recompute = false;                   // forwards keep no graph and run again before their backwards
   bool gaps = false;       // reports say how far weights moved between forwards and backwards (docs/pipeline.md)
   int max_staleness = -1;  // of virtual_async
   int64_t warmup = 0, flush_every = 0, switch_at = -1;  // in batches; asynchronous schedules

@@ -157,7 +157,9 @@ ReadBack Versions::before_backward(int64_t micro_batch, const Used& used) {
 void Versions::after_backward(int64_t micro_batch, const Used& used, double count, double loss_scale) {
   at::NoGradGuard quiet;
   if (!summed_.empty() && loss_scale != loss_scale_)
-    throw ConfigError("the plan steps with other micro-batches on this stage than on the last one; with a scaled loss expected the same");
+    throw ConfigError(
+        "the plan steps with other micro-batches on this stage than on the last one; with a scaled loss expected the "
+        "same");
   loss_scale_ = loss_scale;
   if (needs_.own_gradient) {
     auto kept = kept_.find(used.label);

@@ -142,7 +142,7 @@ class Versions {
   std::vector<at::Tensor> spares_;
   std::vector<int64_t> summed_;  // micro-batches in the gradient since the last step
   double count_ = 0;
-  double loss_scale_ = 1;  // of these
+  double loss_scale_ = 1;       // of these
   at::Tensor before_backward_;  // the sum before this micro-batch's gradient, where the policy wants that one alone
 };
 
