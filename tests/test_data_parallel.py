@@ -263,6 +263,7 @@ WRONG = {
     "dp = ddip.DataParallel(r.mlp()); dp.module = r.mlp()": "another model needs another DataParallel: wrap it",
     "m = r.nn.Linear(4, 3); m.weight = r.nn.Parameter(m.weight.detach().t().contiguous().t()) if r.rank else m.weight; ddip.DataParallel(m)": "parameter number 0 differs between the ranks: on rank 0 it is weight, Float of 3×4, strides 4,1",
     "m = ddip.DataParallel(r.mlp()); [p.register_post_accumulate_grad_hook(lambda p: setattr(p, 'grad', None)) for p in m.parameters()]; r.squares(m, *r.batch(0, 0), 0, 0).backward()": "the gradient of 4.bias is gone before it was averaged: an optimizer that steps inside backward trains each rank alone",
+    "ddip.DataParallel(r.mlp(), buckets_mb=25)": "ddip.DataParallel has no argument buckets_mb=; did you mean bucket_mb?",
     "import copy; copy.deepcopy(ddip.DataParallel(r.mlp()))": "DataParallel belongs to its ranks: copy dp.module",
 }
 

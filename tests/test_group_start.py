@@ -137,6 +137,12 @@ def test_a_wrong_request_is_refused_in_one_line_before_any_process_starts(home: 
     assert list(home.iterdir()) == [], "no group folder, so nothing was started"
 
 
+def test_an_argument_that_is_not_there_is_refused_with_the_nearest(home: Any) -> None:
+    with pytest.raises(ddip.ConfigError, match="^ddip.Group has no argument worker=; did you mean workers\\?$"):
+        ddip.Group(worker=2)  # type: ignore[call-arg]
+    assert list(home.iterdir()) == []
+
+
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 def test_any_number_of_cpu_ranks_works_without_a_gpu(start: Any, workers: int) -> None:
     group = start(workers)

@@ -309,6 +309,7 @@ def test_random_numbers_of_the_program_go_on_as_without_a_pipeline(two: ddip.Gro
         ("replicas=2, ledger='x'", "ledger= is of one pipeline; expected replicas=1"),
         ("partition='mirrored'", "partition= needs example="),
         ("staleness='msnag', optimizer=p.RULES['adam']", "staleness='msnag'"),
+        ("shedule='1f1b'", "ddip.Pipeline has no argument shedule=; did you mean schedule?"),
     ],
 )
 def test_what_cannot_be_is_refused_on_every_rank(two: ddip.Group, arguments: str, said: str) -> None:

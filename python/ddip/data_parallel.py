@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from ddip import replicas
 from ddip.communicators import comm, engine
 from ddip.errors import ConfigError
+from ddip.keywords import known_keywords_only
 from ddip.sync_batch_norm import share_with
 
 # Ours; every other attribute is the model's.
@@ -40,6 +41,7 @@ class DataParallel(nn.Module):
     ranks        the communicator, or a function that is asked for it before every forward; `ddip.comm` if not given
     """
 
+    @known_keywords_only
     def __init__(
         self,
         module: nn.Module,

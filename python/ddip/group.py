@@ -16,6 +16,7 @@ from ddip.cell import Cell, Remote, Result
 from ddip.control_connection import ControlConnection
 from ddip.errors import ConfigError, PeerLost, RankError, TimedOut
 from ddip.held_interrupt import HeldInterrupt, more_presses_ignored
+from ddip.keywords import known_keywords_only
 
 Ranks = int | Sequence[int] | str | None
 
@@ -82,6 +83,7 @@ def flags_of(options: Mapping[str, Any]) -> list[str]:
 class Group:
     """Workers that train together. A context manager; by default they end with this process."""
 
+    @known_keywords_only
     def __init__(
         self,
         workers: int | None = None,

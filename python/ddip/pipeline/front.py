@@ -15,6 +15,7 @@ import torch
 
 from ddip.communicators import comm, engine
 from ddip.errors import ConfigError
+from ddip.keywords import known_keywords_only
 from ddip.pipeline import saving
 from ddip.pipeline.after_failure import make_replicas_equal
 from ddip.pipeline.arguments import (
@@ -92,6 +93,7 @@ class Pipeline:
     loss       a function of (output, target) that gives the mean over the samples, or (sum, count)
     """
 
+    @known_keywords_only
     def __init__(
         self,
         model: torch.nn.Module | Sequence[torch.nn.Module] | Split,
