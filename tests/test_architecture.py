@@ -25,7 +25,7 @@ ARROWS: dict[str, set[str]] = {
     "data_parallel": {"tensors"},
     "staleness": {"tensors"},
     "schedule": {"base"},
-    "pipeline": {"staleness", "schedule", "checkpoint"},
+    "pipeline": {"staleness", "schedule", "partition", "checkpoint"},
     "checkpoint": {"base"},
     "partition": {"base"},
     "data": {"base"},

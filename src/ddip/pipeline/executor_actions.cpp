@@ -7,6 +7,7 @@
 #include "ddip/base/error.h"
 #include "ddip/pipeline/executor.h"
 #include "ddip/pipeline/fingerprint.h"
+#include "ddip/pipeline/kept_buffers.h"
 #include "ddip/pipeline/random.h"
 
 namespace ddip::pipeline {
@@ -15,33 +16,6 @@ using schedule::Action;
 using schedule::Direction;
 
 namespace {
-
-// Everything a forward may change beside its result, put back afterwards: a recomputation must not count twice.
-class KeptBuffers {
- public:
-  explicit KeptBuffers(std::vector<at::Tensor> buffers) : buffers_(std::move(buffers)) {
-    for (const at::Tensor& buffer : buffers_) copies_.push_back(buffer.detach().clone());
-  }
-  ~KeptBuffers() {
-    try {
-      put_back();
-    } catch (const std::exception&) {
-      // Something has been thrown already: what it says, a GPU that failed for example, is why this fails as well.
-    }
-  }
-  KeptBuffers(const KeptBuffers&) = delete;
-  KeptBuffers& operator=(const KeptBuffers&) = delete;
-
-  void put_back() {
-    at::NoGradGuard quiet;
-    for (size_t i = 0; i < copies_.size(); ++i) buffers_[i].copy_(copies_[i]);
-    copies_.clear();
-  }
-
- private:
-  std::vector<at::Tensor> buffers_;
-  std::vector<at::Tensor> copies_;
-};
 
 bool on_host(const Value& value) {
   return std::ranges::all_of(tensors_of(value), [](const at::Tensor& tensor) { return tensor.is_cpu(); });

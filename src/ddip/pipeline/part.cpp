@@ -17,21 +17,28 @@ std::string Part::kind_of(const torch::nn::Module& module) {
   return name;
 }
 
-std::vector<Part> cut(torch::nn::Sequential model, int stages) {
-  const auto layers = static_cast<int>(model->size());
-  if (stages < 1 || stages > layers)
-    throw ConfigError(fmt::format("{} stages of a model with {} layers: expected at most {}", stages, layers, layers));
+std::vector<Part> cut_at(torch::nn::Sequential model, const std::vector<int>& ends) {
   std::vector<std::string> names = model->named_children().keys();
   auto layer = model->begin();
   std::vector<Part> parts;
-  for (int stage = 0, done = 0; stage < stages; ++stage) {
+  int done = 0;
+  for (int end : ends) {
     torch::nn::Sequential part;
-    // Rounded to even, as Python's round: the same model is cut in the same places.
-    const auto end = static_cast<int>(std::nearbyint(static_cast<double>(stage + 1) * layers / stages));
     for (; done < end; ++done, ++layer) part->push_back(names[static_cast<size_t>(done)], *layer);
     parts.emplace_back(part).prefix = "";
   }
   return parts;
+}
+
+std::vector<Part> cut(torch::nn::Sequential model, int stages) {
+  const auto layers = static_cast<int>(model->size());
+  if (stages < 1 || stages > layers)
+    throw ConfigError(fmt::format("{} stages of a model with {} layers: expected at most {}", stages, layers, layers));
+  std::vector<int> ends;
+  // Rounded to even, as Python's round: the same model is cut in the same places.
+  for (int stage = 0; stage < stages; ++stage)
+    ends.push_back(static_cast<int>(std::nearbyint(static_cast<double>(stage + 1) * layers / stages)));
+  return cut_at(model, ends);
 }
 
 std::vector<NamedTensor> parameters_of(const Part& part) {

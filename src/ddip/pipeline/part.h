@@ -56,18 +56,20 @@ struct Part {
   Part(Function function)  // NOLINT: likewise
       : Part(nullptr, std::move(function), arguments_of_function<Function, std::tuple<at::Tensor>>()) {}
 
+  static std::string kind_of(const torch::nn::Module& module);  // for people
+
  private:
   template <typename Function, typename Types>
   Part(std::shared_ptr<torch::nn::Module> inner, Function function, std::type_identity<Types>)
       : module(std::move(inner)),
         forward([function](const Value& given) mutable { return call<Types>(function, given); }),
         name(module ? kind_of(*module) : "a function") {}
-
-  static std::string kind_of(const torch::nn::Module& module);
 };
 
 // Parts of as many layers, one behind the other, under the names that the layers have in the model.
 std::vector<Part> cut(torch::nn::Sequential model, int stages);
+// Parts that end before these layers, the last one with the model.
+std::vector<Part> cut_at(torch::nn::Sequential model, const std::vector<int>& ends);
 
 // A stage's parameters, each once, and which of them are trained.
 struct NamedTensor {

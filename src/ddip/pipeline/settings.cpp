@@ -10,6 +10,7 @@
 #include "ddip/base/error.h"
 #include "ddip/base/nearest_name.h"
 #include "ddip/schedule/checker.h"
+#include "ddip/schedule/window.h"
 #include "ddip/staleness/matrix.h"
 
 namespace ddip::pipeline {
@@ -120,6 +121,12 @@ void require_clipping(const Settings& settings) {
         "clipping=\"local\" or \"proportional\"");
 }
 
+// paci is left alone: it must not run ahead more than one step. The order of the others is fixed.
+bool widens(const PipelineOptions& options) {
+  static const std::set<std::string> names = {"1f1b", "async_1f1b", "virtual_async", "2bw"};
+  return !options.costs.stages.empty() && names.contains(options.schedule);
+}
+
 int most_stale(const schedule::Plan& plan) {
   int most = 0;
   for (const auto& actions : plan.ranks) {
@@ -162,6 +169,9 @@ nlohmann::json Settings::policy_options() const {
 std::string Settings::fingerprint() const {
   std::vector<std::pair<int, int>> edges;
   for (const auto& [from, to] : request.edges) edges.emplace_back(from, to);
+  std::vector<double> costs = request.costs.links;
+  for (const auto& [forward, backward, weight_gradient, step, predict] : request.costs.stages)
+    costs.insert(costs.end(), {forward, backward, weight_gradient, step, predict});
   return nlohmann::json{request.schedule,
                         request.stages,
                         request.rank_of_stage,
@@ -184,7 +194,8 @@ std::string Settings::fingerprint() const {
                         options.gaps,
                         options.order,
                         options.loss_scale.initial,
-                        options.loss_scale.interval}
+                        options.loss_scale.interval,
+                        costs}
       .dump();
 }
 
@@ -206,7 +217,10 @@ Settings decided(PipelineOptions asked, size_t stages, int rank, int world, cons
                       .warmup = options.warmup,
                       .flush_every = options.flush_every,
                       .switch_at = options.switch_at,
-                      .order = options.order};
+                      .order = options.order,
+                      .costs = options.costs};
+  if (options.window.empty() && widens(options))
+    settings.request.window = options.window = schedule::default_window(settings.request);
   // Long enough that its last steps are like those of any longer run, and as many messages are under way.
   int64_t ahead = options.window.empty() ? static_cast<int64_t>(stages) : std::ranges::max(options.window);
   ahead = std::min<int64_t>(ahead, 4096);  // nobody has memory for more

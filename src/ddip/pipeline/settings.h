@@ -24,12 +24,14 @@ struct PipelineOptions {
   int accumulate = 1;
   // plan, or ready: a rank does what has come first, a backward or a forward (docs/pipeline.md)
   std::string order = "plan";
-  std::vector<int> window;         // by stage: how far forwards may run ahead of backwards; empty: the textbook's depth
-  pipeline::RateFactor scheduler;  // of the rates, by step; empty: they stay
-  double clip = 0;                 // largest norm of a step's gradient; 0: any
-  std::string clipping = "auto";   // local, proportional, global; auto: global where it is exact, else local
-  int replicas = 1;                // pipelines side by side, each on its own batches, that step together
-  std::string precision = "fp32";  // or bf16, fp16: autocast
+  // By stage: how far forwards may run ahead of backwards. Empty: as far as the measured links ask for, else the
+  // textbook's depth.
+  std::vector<int> window;
+  pipeline::RateFactor scheduler;           // of the rates, by step; empty: they stay
+  double clip = 0;                          // largest norm of a step's gradient; 0: any
+  std::string clipping = "auto";            // local, proportional, global; auto: global where it is exact, else local
+  int replicas = 1;                         // pipelines side by side, each on its own batches, that step together
+  std::string precision = "fp32";           // or bf16, fp16: autocast
   pipeline::LossScale::Options loss_scale;  // of fp16; {1024, 0}: it stays 1024
   bool recompute = false;                   // forwards keep no graph and run again before their backwards
   bool gaps = false;       // reports say how far weights moved between forwards and backwards (docs/pipeline.md)
@@ -38,8 +40,9 @@ struct PipelineOptions {
   uint64_t seed = 0;                                    // of dropout and whatever else draws numbers in a forward
   std::vector<int> placement;                           // rank of each stage; empty: in turn
   std::vector<schedule::Edge> edges;                    // from stage to stage; empty: each stage to the next
-  std::filesystem::path ledger;                         // a file for what was done (docs/ledger.md); empty: none
-  std::string program;                                  // the "file.py:factory" that `ddip replay` is to call
+  schedule::Costs costs;         // what stages and links take, as pipeline::measured_cut found it; empty: nobody knows
+  std::filesystem::path ledger;  // a file for what was done (docs/ledger.md); empty: none
+  std::string program;           // the "file.py:factory" that `ddip replay` is to call
 };
 
 namespace pipeline {
