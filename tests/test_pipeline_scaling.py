@@ -173,7 +173,7 @@ def test_after_a_failure_it_goes_on(two: ddip.Group, schedule: str) -> None:
     ("loss_scale=True", "loss_scale=True: expected 'auto', a power of two, or a dict of initial and interval"),
     ("loss_scale='dynamic'", "loss_scale='dynamic': expected 'auto', a power of two, or a dict of initial and interval"),
     ("loss_scale={'intervall': 3}", "loss_scale has 'intervall'; expected initial or interval; did you mean interval?"),
-    ("loss_scale={'interval': 2.5}", "loss_scale: interval 2.5: expected a whole number of steps, 0: it stays"),
+    ("loss_scale={'interval': 2.5}", "loss_scale: interval 2.5: expected a whole number of steps up to 2**31, 0: it stays"),
     ("precision='bf16', loss_scale=1024", "loss_scale=1024 is of precision='fp16'; it is 'bf16' here"),
     ("clip=1.0, clipping='global'", "precision='fp16': the norm of all stages some steps ago may be of a step that was left out; "
                                     "expected clipping='local' or 'proportional'"),
@@ -187,3 +187,99 @@ def test_what_cannot_be_is_refused_on_every_rank(two: ddip.Group, options: str, 
         two.run(f"s.pipe_of('async_1f1b', {options})")
     assert sorted(refused.value.ranks) == [0, 1]
     assert all(says in text for text in refused.value.tracebacks.values()) or says in str(refused.value)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "async_1f1b"])
+@pytest.mark.parametrize(
+    ("sizes", "which", "count"),
+    [({0: 1, 1: 0}, [0], 1), ({0: 1, 1: 0}, [3, 7, 11], 12), ({0: 4, 1: 3}, [1, 2, 5, 6, 7], 12)],
+)
+def test_replicas_stay_equal_though_one_has_no_samples_for_a_step(
+    two: ddip.Group, schedule: str, sizes: dict[int, int], which: list[int], count: int
+) -> None:
+    first, second = on(two, f"s.uneven({schedule!r}, {sizes}, {which}, {count})")
+    assert first["state"] == second["state"]
+    assert math.isfinite(first["moved"]) and first["moved"] > 1e-5
+
+
+SYNCHRONOUS: dict[str, Any] = {"schedule": "1f1b"}
+ASYNCHRONOUS: dict[str, Any] = {"schedule": "async_1f1b", "staleness": "stash"}
+WIDE = ASYNCHRONOUS | {"window": [4, 0]}
+SINGLE = ASYNCHRONOUS | {"precision": "fp32", "loss_scale": "auto", "clip": 1.0, "clipping": "global"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(SYNCHRONOUS, ASYNCHRONOUS), (ASYNCHRONOUS, SYNCHRONOUS), (ASYNCHRONOUS, WIDE), (WIDE, ASYNCHRONOUS), (SINGLE, WIDE)],
+)  # fmt: skip
+def test_a_run_of_another_schedule_or_precision_takes_over_what_it_can_know(
+    two: ddip.Group, tmp_path: Path, first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    """Each square that will be asked for tells what became of one scale that is under way."""
+    found = on(two, f"s.loaded({str(tmp_path / 'run.pt')!r}, {first!r}, {second!r})")[1]
+    scale, _, under_way = found["before"]
+    assert scale == (found["saved"][0] if found["saved"] else 2**20)
+    assert len(under_way) <= found["delay"]
+    assert found["squares"] == list(range(-len(under_way), 0))
+    assert len(found["after"][2]) == found["delay"]
+
+
+def test_a_scale_that_is_fixed_stays_whatever_is_loaded(two: ddip.Group, tmp_path: Path) -> None:
+    fixed = ASYNCHRONOUS | {"loss_scale": 64}
+    found = on(two, f"s.loaded({str(tmp_path / 'run.pt')!r}, {ASYNCHRONOUS!r}, {fixed!r})")[1]
+    assert found["saved"][0] != 64 and found["before"][0] == found["after"][0] == 64
+
+
+def test_a_file_whose_scale_nobody_could_have_is_refused(two: ddip.Group, tmp_path: Path) -> None:
+    path = str(tmp_path / "run.pt")
+    for wrong in ("(3.0, 0, [])", "(0.0, 0, [])", "(2.0, -1, [])", "(2.0, 0, [float('nan')])", "'much'"):
+        two.run(f"""
+pipe = s.pipe_of('1f1b')
+pipe.save({path!r})
+if ddip.rank() == 0: file = torch.load({path!r}); file['loss_scale'] = {wrong}; torch.save(file, {path!r})
+pipe.ranks.barrier()
+before = pipe.heard
+try: pipe.load({path!r}); said = 'nothing'
+except ddip.ConfigError as error: said = str(error)
+""")
+        for said in two.pull("said", rank="all"):
+            assert said.endswith("expected powers of two"), (wrong, said)
+        assert all(on(two, "pipe.heard == before"))
+
+
+@pytest.mark.parametrize(
+    ("parts", "schedule", "options"),
+    [
+        ("with_auxiliary_loss", "1f1b", {}),
+        ("with_auxiliary_loss", "async_1f1b", {"staleness": "stash"}),
+        ("tied_stages", "1f1b", {}),
+        ("tied_stages", "async_1f1b", {"staleness": "stash"}),
+        ("four_stages", "interleaved", {"placement": [0, 1, 0, 1]}),
+        ("four_stages", "zbv", {"placement": [0, 1, 1, 0]}),
+        ("four_stages", "async_1f1b", {"staleness": "stash", "placement": [0, 1, 0, 1], "accumulate": 3}),
+    ],
+)
+def test_where_nothing_is_too_large_it_ends_near_single_precision(
+    two: ddip.Group, parts: str, schedule: str, options: dict[str, Any]
+) -> None:
+    for found in on(two, f"s.beside_fp32(s.{parts}, {schedule!r}, **{options!r})"):
+        assert found["left out"] == 0
+        assert found["far"] < 3e-4 and found["far"] < found["moved"] / 20
+
+
+def test_a_loss_of_half_precision_is_told_though_its_sum_is_too_large_for_it(two: ddip.Group) -> None:
+    for found in on(two, "s.told(1.0, 1.0, 400)"):  # 1200 samples in each micro-batch, of a hundred each
+        assert all(90 < loss < 110 for loss in found["losses"]) and found["said"] == []
+        assert found["finite"] and found["left out"] == [0, 0]
+
+
+def test_steps_that_are_left_out_are_not_said_to_spoil_the_weights(two: ddip.Group) -> None:
+    for found in on(two, "s.told(2.0**24, 1000.0, 1)"):  # loss and scale are infinite in half precision
+        assert found["finite"] and found["left out"] == [4, 4]
+        loss, all_of_them = found["said"][0], found["said"][1:]
+        assert loss.startswith(
+            "the loss is inf from batch 0 of a run on: steps whose gradients are not finite are left out"
+        )
+        assert [line.split(",")[0] for line in all_of_them] == [
+            f"stage {stage} has left out all 4 steps of a run" for stage in (0, 1)
+        ]

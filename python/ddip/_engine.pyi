@@ -96,8 +96,7 @@ class EventLoader:
     def shape(self) -> tuple[int, int, int, int]: ...
 
 class Executor:
-    loss_scale: tuple[float, int, list[float]] | None
-    squares: dict[int, float]
+    heard: tuple[dict[int, float], tuple[float, int, list[float]] | None]
     def __init__(self, ranks: Communicator, stages: collections.abc.Sequence[Stage], edges: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]], rank_of_stage: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], frames: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], replicas: typing.SupportsInt | typing.SupportsIndex = ..., global_norm: bool = ..., norm_delay: typing.SupportsInt | typing.SupportsIndex = ..., norm_ranks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = ..., loss_scale: tuple[typing.SupportsFloat | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex] | None = ...) -> None: ...
     def run(self, actions: PlanActions, training: bool = ..., seed: typing.SupportsInt | typing.SupportsIndex = ..., first_micro_batch: typing.SupportsInt | typing.SupportsIndex = ..., step_size: typing.SupportsInt | typing.SupportsIndex = ..., progress: typing.Any = ...) -> Record: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,99 @@ def after_a_failure(schedule: str) -> dict[str, Any]:
         failed = True
     report = pipe.run(batches[12:])
     return {"failed": failed, "loss": report.losses[-1], "scale": report.stages[-1].loss_scale}
+
+
+def uneven(schedule: str, sizes: dict[int, int], which: list[int], count: int) -> dict[str, Any]:
+    """Two replicas of one rank. In these of `count` batches a replica has `sizes` samples, else four."""
+    pipe = pipe_of(schedule, replicas=2, placement=[0, 0], loss_scale={"initial": 1024.0, "interval": 3})
+    batches = p.data(count, 4, dtype=torch.float32)
+    for number in which:
+        x, y = batches[number]
+        batches[number] = x[: sizes[pipe.replica]], y[: sizes[pipe.replica]]
+    report = pipe.run(batches)
+    return {
+        "state": {name: tensor.tolist() for name, tensor in pipe.state_dict().items()},
+        "left out": [stage.left_out for stage in report.stages],
+        "moved": p.furthest(pipe.state_dict(), torch.nn.Sequential(*stages()).state_dict()),
+    }
+
+
+def loaded(path: str, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """What is under way in one pipeline, of which the other knows nothing, or more: before it runs, and afterwards."""
+    saved = pipe_of(**first)
+    saved.run(data(7))
+    saved.save(path)
+    pipe = pipe_of(**second)
+    pipe.run(data(3))  # it has a scale of its own by then
+    pipe.load(path)
+    squares, before = pipe.heard
+    report = pipe.run(data(12))
+    return {
+        "saved": saved.scale_state, "squares": sorted(squares), "before": before, "after": pipe.scale_state, "delay": pipe.norm_delay,
+        "left out": [stage.left_out for stage in report.stages],
+    }  # fmt: skip
+
+
+class WithAuxiliaryLoss(torch.nn.Module):
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.inner(x)
+        ddip.pipeline.auxiliary_loss(0.1 * hidden.float().square().mean())
+        return hidden
+
+
+def with_auxiliary_loss() -> list[torch.nn.Module]:
+    first, last = stages()
+    return [WithAuxiliaryLoss(first), last]
+
+
+def tied_stages() -> list[torch.nn.Module]:
+    torch.manual_seed(1)
+    first, last = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)
+    last.weight = first.weight
+    return [torch.nn.Sequential(first, torch.nn.Tanh()), torch.nn.Sequential(torch.nn.Tanh(), last)]
+
+
+def four_stages() -> list[torch.nn.Module]:
+    torch.manual_seed(1)
+    middle = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(2)]
+    return [torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh()), *middle, torch.nn.Linear(8, 3)]
+
+
+def first_three(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return mse_loss(output[:, :3], target)
+
+
+def beside_fp32(parts: Any, schedule: str, **options: Any) -> dict[str, Any]:
+    """How far half precision ends from single, where nothing is too large."""
+    ends = []
+    for precision in ({"precision": "fp32", "loss_scale": "auto"}, {"precision": "fp16", "loss_scale": 256.0}):
+        pipe = pipe_of(schedule, parts=parts(), loss=first_three, **options, **precision)
+        report = pipe.run(p.data(30, 12, 8, torch.float32))
+        ends.append(pipe.state_dict())
+    start = ddip.Pipeline(parts(), loss=first_three, optimizer=sgd, **options).state_dict()
+    return {
+        "far": p.furthest(*ends),
+        "moved": p.furthest(ends[0], start),
+        "left out": max(stage.left_out for stage in report.stages),
+    }
+
+
+def told(scale: float, times: float, repeats: int) -> dict[str, Any]:
+    """Losses and warnings of a loss that is of half precision itself, about a hundred times `times`."""
+    batches = [
+        (x.repeat(repeats, 1), (times * 100 + y).repeat(repeats, 1)) for x, y in p.data(4, 12, dtype=torch.float32)
+    ]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        pipe = pipe_of("1f1b", loss=half_loss, loss_scale=scale)
+        report = pipe.run(batches)
+    return {
+        "losses": report.losses,
+        "said": [str(one.message) for one in said],
+        "left out": [stage.left_out for stage in report.stages],
+        "finite": all(bool(tensor.isfinite().all()) for tensor in pipe.state_dict().values()),
+    }

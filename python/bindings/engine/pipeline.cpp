@@ -211,6 +211,8 @@ void bind_stage(py::module_& module) {
           [](Stage& self, at::Device device) { self.device = device; });
 }
 
+using Scale = std::tuple<double, int64_t, std::vector<double>>;
+
 // Its thread may be calling Python; its stages are Python's.
 struct EndsWithoutLock {
   void operator()(Executor* executor) const {
@@ -261,24 +263,21 @@ void bind_pipeline(py::module_& module) {
            py::arg("ranks"), py::arg("stages"), py::arg("edges"), py::arg("rank_of_stage"), py::arg("frames"),
            py::kw_only(), py::arg("replicas") = 1, py::arg("global_norm") = false, py::arg("norm_delay") = 0,
            py::arg("norm_ranks") = std::vector<int>(), py::arg("loss_scale") = py::none())
+      // Squares of the last steps' gradients; of the loss's scale (now, finite steps in a row, scales of the steps
+      // under way), or none: it is on another rank, or nowhere.
       .def_property(
-          "squares",
-          [](Executor& self) { return self.norms() ? self.norms()->squares() : std::map<int64_t, double>(); },
-          [](Executor& self, std::map<int64_t, double> squares) {
-            if (self.norms()) self.norms()->restore(std::move(squares));
-          })
-      // (now, finite steps in a row, scales of the steps under way); none: it is on another rank, or nowhere.
-      .def_property(
-          "loss_scale",
-          [](Executor& self) -> std::optional<std::tuple<double, int64_t, std::vector<double>>> {
-            if (!self.loss_scale()) return {};
-            const auto& [scale, finite, under_way] = self.loss_scale()->state();
-            return std::tuple(scale, finite, under_way);
+          "heard",
+          [](const Executor& self) -> std::tuple<std::map<int64_t, double>, std::optional<Scale>> {
+            Heard heard = self.heard();
+            if (!heard.scale) return {std::move(heard.squares), std::nullopt};
+            const auto& [scale, finite, under_way] = *heard.scale;
+            return {std::move(heard.squares), Scale(scale, finite, under_way)};
           },
-          [](Executor& self, const std::optional<std::tuple<double, int64_t, std::vector<double>>>& state) {
-            if (!self.loss_scale() || !state) return;
-            auto [scale, finite, under_way] = *state;
-            self.loss_scale()->restore({scale, finite, std::move(under_way)});
+          [](Executor& self, const std::tuple<std::map<int64_t, double>, std::optional<Scale>>& given) {
+            Heard heard{.squares = std::get<0>(given), .scale = {}};
+            if (const auto& scale = std::get<1>(given))
+              heard.scale = {std::get<0>(*scale), std::get<1>(*scale), std::get<2>(*scale)};
+            self.restore(std::move(heard));
           })
       .def(
           "run",

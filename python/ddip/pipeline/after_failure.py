@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def make_replicas_equal(pipe: Pipeline) -> list[int]:
     """All ranks call it. The stages in which they were not."""
-    make_scales_equal(pipe)
+    make_heard_equal(pipe)
     mine = {index: (stepping.steps, hash_of(stepping.masters)) for index, stepping in pipe.steppings.items()}
     everybody = gather_objects((pipe.replica, mine), pipe.ranks)
     furthest = {
@@ -35,11 +35,11 @@ def make_replicas_equal(pipe: Pipeline) -> list[int]:
     return sorted(furthest)
 
 
-def make_scales_equal(pipe: Pipeline) -> None:
-    """One replica may know of a step that was too large, and others not yet."""
-    found = [state for state in gather_objects(pipe.scale_state, pipe.ranks) if state]
-    if found:
-        pipe.scale_state = min(found)
+def make_heard_equal(pipe: Pipeline) -> None:
+    """One replica may know of a step that was too large, or of its norm, and others not yet."""
+    states = [state for state in gather_objects(pipe.scale_state, pipe.ranks) if state]
+    scale, finite, _ = min(states, default=(1.0, 0, []))
+    pipe.heard = {}, (scale, finite, []) if states else None
 
 
 def replica_that_came_furthest(index: int, everybody: list[tuple[int, dict[int, Any]]]) -> int | None:

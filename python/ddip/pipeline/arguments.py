@@ -108,14 +108,27 @@ def loss_scaling_of(asked: Any, precision: str) -> dict[str, float] | None:
             raise ConfigError(
                 f"loss_scale has {name!r}; expected {' or '.join(LOSS_SCALE)}{did_you_mean(name, LOSS_SCALE)}"
             )
-        if not isinstance(number, Real):
+        if not isinstance(number, Real) or isinstance(number, bool):
             raise ConfigError(f"loss_scale: {name} is {number!r}; expected a number")
     found = {**LOSS_SCALE, **{name: float(number) for name, number in asked.items()}}
-    if not 2**-24 <= found["initial"] <= 2**24 or math.frexp(found["initial"])[0] != 0.5:
-        raise ConfigError(f"loss_scale={found['initial']:g}: expected a power of two from 2**-24 to 2**24")
+    if not is_scale(found["initial"]):
+        raise ConfigError(f"loss_scale={found['initial']:.12g}: expected a power of two from 2**-24 to 2**24")
     if not 0 <= found["interval"] <= 2**31 or found["interval"] % 1:
-        raise ConfigError(f"loss_scale: interval {found['interval']:g}: expected a whole number of steps, 0: it stays")
+        raise ConfigError(
+            f"loss_scale: interval {found['interval']:.12g}: expected a whole number of steps up to 2**31, 0: it stays"
+        )
     return found
+
+
+def is_scale(number: Any) -> bool:
+    return isinstance(number, float) and 2**-24 <= number <= 2**24 and math.frexp(number)[0] == 0.5
+
+
+def is_scale_state(state: Any) -> bool:
+    """As a file has it that somebody may have changed: (now, finite steps in a row, scales under way)."""
+    if not isinstance(state, (tuple, list)) or len(state) != 3 or not isinstance(state[2], list):
+        return False
+    return is_whole(state[1]) and state[1] >= 0 and all(is_scale(scale) for scale in (state[0], *state[2]))
 
 
 def clipping_of(asked: str, clip: float | None, asynchronous: bool, precision: str) -> str:

@@ -54,6 +54,7 @@ from ddip.replicas import gather_objects, together
 
 Loss = Callable[[Any, Any], Any]
 ScaleState = tuple[float, int, list[float]]
+Heard = tuple[dict[int, float], ScaleState | None]
 # Schedules whose window follows the measured links. paci is left alone: it must not run ahead more than one step.
 WIDENED = ("1f1b", "async_1f1b", "virtual_async", "2bw")
 
@@ -249,9 +250,9 @@ class Pipeline:
         that all ranks make begins with it. Weights and optimizers stay as they are."""
         if self._given_ranks is not None or (ranks := comm()) is self.ranks:
             return
-        self.ranks, squares, scale = ranks, self.squares, self.scale_state
+        self.ranks, heard = ranks, self.heard
         self._executor = self._make_executor()
-        self.squares, self.scale_state = squares, scale
+        self.heard = heard
         # A rank may have missed the end of a run that others have seen.
         self.micro_batches_done = max(gather_objects(self.micro_batches_done, self.ranks))
 
@@ -492,24 +493,21 @@ class Pipeline:
         saving.load(self, path)
 
     @property
-    def squares(self) -> dict[int, float]:
-        """Of late global norms: those of the last steps, for a run that goes on from here."""
-        return dict(self._executor.squares)
+    def heard(self) -> Heard:
+        """What the stages told each other in the last steps, for a run that goes on from here: squares of the gradients' norms, and
+        what became of the loss's scale. Taken over from another run as far as it says something here."""
+        heard: Heard = self._executor.heard
+        return heard
 
-    @squares.setter
-    def squares(self, squares: dict[int, float]) -> None:
-        self._executor.squares = squares
+    @heard.setter
+    def heard(self, heard: Heard) -> None:
+        self._executor.heard = heard
 
     @property
     def scale_state(self) -> ScaleState | None:
-        """Of the loss, for a run that goes on from here: how large it is, finite steps in a row, scales of the last steps, whose ends
-        are not known. None: it is not scaled, or the last stage is on another rank."""
-        state: ScaleState | None = self._executor.loss_scale
-        return state
-
-    @scale_state.setter
-    def scale_state(self, state: ScaleState | None) -> None:
-        self._executor.loss_scale = state
+        """Of the loss: how large it is, finite steps in a row, scales of the last steps, whose ends are not known. None: it is not
+        scaled, or the last stage is on another rank."""
+        return self.heard[1]
 
     def trained_elements(self, index: int) -> int:
         return sum(p.numel() for p in self.modules[index].parameters() if p.requires_grad)

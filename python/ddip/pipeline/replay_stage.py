@@ -224,7 +224,11 @@ class Stage:
                 flight.outputs = floats_in(values)
                 return output
             value = self.loss(output, flight.target)
-            total, count = value if isinstance(value, tuple) else (value * flight.samples, flight.samples)
+            if isinstance(value, tuple):
+                total, count = value
+            else:
+                mean = value.float() if value.dtype == torch.float16 else value
+                total, count = mean * flight.samples, flight.samples
         flight.outputs = [total]
         return total, count
 

@@ -46,7 +46,8 @@ class StageTimes:
     copies_kept: int = 0  # of weights, the most at one time
     memory: Memory = field(default_factory=Memory)
     gap: Gap | None = None  # Pipeline(…, gaps=True)
-    left_out: int = 0  # steps whose gradients were too large for half precision
+    steps: int = 0
+    left_out: int = 0  # of these: their gradients were too large for half precision
     loss_scale: float | None = None  # in half precision, of the last stage: after the run
 
     @property
@@ -210,6 +211,7 @@ def times_of(record: Any, stage: int, rank: int) -> StageTimes:
             times.backward += seconds
         elif kind == "step":
             times.update += seconds
+            times.steps += 1
             times.left_out += done.stepped.left_out
         elif kind == "receive":
             times.wait += seconds

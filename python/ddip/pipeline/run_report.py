@@ -32,11 +32,18 @@ def report_of(pipe: Pipeline, record: Any, batches: int, training: bool, metrics
             counts[micro_batch // pipe.micro_batches] += count
     for batch, (total, count) in enumerate(zip(sums, counts, strict=True)):
         if training and count and not math.isfinite(total):
-            pipe.warn(
-                f"the loss is {total} from batch {batch} of a run on: weights are no numbers any more, or will be"
-            )
+            what = "weights are no numbers any more, or will be"
+            if pipe.loss_scaling:
+                what = "steps whose gradients are not finite are left out"
+            pipe.warn(f"the loss is {total} from batch {batch} of a run on: {what}")
             break
     stages = sorted((one for times, _, _ in everything for one in times), key=lambda one: one.stage)
+    for one in stages:
+        if one.left_out and one.left_out == one.steps:
+            pipe.warn(
+                f"stage {one.stage} has left out all {one.steps} steps of a run, because their gradients were not finite: the loss "
+                f"scale, now {stages[-1].loss_scale:g}, is too large still, or the weights are no numbers"
+            )
     trace = on_one_clock([clocked for _, _, clocked in everything])
     seconds = max(trace.column("end"), default=0.0)
     share_of_run(stages, seconds)

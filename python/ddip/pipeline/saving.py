@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddip.errors import ConfigError
+from ddip.pipeline.arguments import is_scale_state
 from ddip.pipeline.borders import with_tensors
 from ddip.replicas import broadcast_object, gather_objects, together
 
 if TYPE_CHECKING:
-    from ddip.pipeline.front import Pipeline
+    from ddip.pipeline.front import Heard, Pipeline
     from ddip.pipeline.stepping import Stepping
 
 FORMAT = 2
@@ -26,7 +27,7 @@ FORGETFUL = {"none", "stash", "msnag", "aggmsnag", "spectrain", "lwp", "adam", "
 def save(pipe: Pipeline, path: str | Path) -> None:
     """All ranks. Rank 0 writes; a crash leaves the old file or the new one."""
     mine = together(lambda: {index: writable(index, part_of_save(pipe, index)) for index in pipe.mine}, pipe.ranks)
-    everybody = gather_objects((pipe.replica, mine, (pipe.squares, pipe.scale_state)), pipe.ranks, root=0)
+    everybody = gather_objects((pipe.replica, mine, pipe.heard), pipe.ranks, root=0)
     failure = ""
     if pipe.ranks.rank == 0:
         try:
@@ -48,9 +49,7 @@ def statistics_of(pipe: Pipeline, index: int, state: dict[str, Any]) -> dict[str
     return {name: state["model"][name] for name in buffers_of(pipe, index) if name in state["model"]}
 
 
-def whole_of(
-    pipe: Pipeline, everybody: list[tuple[int, dict[int, Any], tuple[dict[int, float], Any]]]
-) -> dict[str, Any]:
+def whole_of(pipe: Pipeline, everybody: list[tuple[int, dict[int, Any], Heard]]) -> dict[str, Any]:
     buffers = {
         (replica, index): statistics_of(pipe, index, state)
         for replica, part, _ in everybody
@@ -73,8 +72,7 @@ def load(pipe: Pipeline, path: str | Path) -> None:
     for index in pipe.mine:
         restore_stage(pipe, index, state_for(pipe, index, found))
     pipe.micro_batches_done = found["micro_batches"]
-    pipe.squares = found["squares"]
-    pipe.scale_state = found.get("loss_scale")  # none: it was trained in another precision
+    pipe.heard = found["squares"], found.get("loss_scale")  # none: it was trained in another precision
 
 
 def read(pipe: Pipeline, path: str | Path) -> dict[str, Any]:
@@ -93,6 +91,8 @@ def read(pipe: Pipeline, path: str | Path) -> dict[str, Any]:
     theirs = found.get("policy", pipe.policy_name)
     if theirs != pipe.policy_name and not (remembers_nothing(theirs) and remembers_nothing(pipe.policy_name)):
         raise ConfigError(f"{path}: it was trained with staleness={theirs!r}; here it is {pipe.policy_name!r}")
+    if found.get("loss_scale") is not None and not is_scale_state(found["loss_scale"]):
+        raise ConfigError(f"{path}: its loss scale is {found['loss_scale']!r}; expected powers of two")
     for index in pipe.mine:
         refuse_other_model(pipe, index, state_for(pipe, index, found), path)
         refuse_other_optimizer(pipe, index, found["stages"][index], path)

@@ -76,7 +76,9 @@ class StageCalls:
             raise ConfigError(
                 f"loss= gave {in_words(found)}; expected one number, the mean over the samples, or (sum, count)"
             )
-        return self._native.Loss(found * samples, float(samples))
+        # Half of a million is no number of half precision.
+        mean = found.float() if found.dtype == torch.float16 else found
+        return self._native.Loss(mean * samples, float(samples))
 
     def buffers(self) -> list[torch.Tensor]:
         return list(self.part.module.buffers())

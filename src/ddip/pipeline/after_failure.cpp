@@ -49,21 +49,24 @@ void keep_buffers(const StageOnDisk& stage, NamedTensors& state) {
   }
 }
 
-// One replica may know of a step that was too large, and others not yet.
-void make_loss_scales_equal(const RankOnDisk& rank) {
+// One replica may know of a step that was too large, or of its norm, and others not yet.
+void make_heard_equal(const RankOnDisk& rank) {
+  const Heard heard = rank.executor.heard();
   json mine;
-  if (rank.loss_scale) mine = {rank.loss_scale->state().scale, rank.loss_scale->state().finite};
+  if (heard.scale) mine = {heard.scale->scale, heard.scale->finite};
   json least;
   for (const json& theirs : gather_json(rank.ranks, mine)) {
     if (!theirs.is_null() && (least.is_null() || theirs < least)) least = theirs;
   }
-  if (rank.loss_scale) rank.loss_scale->restore({.scale = least[0], .finite = least[1]});
+  Heard equal;
+  if (heard.scale) equal.scale = {.scale = least[0], .finite = least[1]};
+  rank.executor.restore(equal);
 }
 
 }  // namespace
 
 std::vector<int> make_replicas_equal(const RankOnDisk& rank) {
-  make_loss_scales_equal(rank);
+  make_heard_equal(rank);
   const std::map<int, int> furthest = furthest_of(rank);
   if (furthest.empty()) return {};
   auto source_of = [&](const StageOnDisk& stage) {

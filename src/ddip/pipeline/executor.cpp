@@ -304,6 +304,23 @@ void Executor::end_messages() {
   alarms_.reset();
 }
 
+Heard Executor::heard() const {
+  Heard found;
+  if (norms_) found.squares = norms_->squares();
+  if (loss_scale_) found.scale = loss_scale_->state();
+  return found;
+}
+
+void Executor::restore(Heard heard) {
+  if (loss_scale_) {
+    const LossScale::State fresh{.scale = telling_.loss_scale->initial};
+    const int64_t known = loss_scale_->restore(heard.scale.value_or(fresh), telling_.delay);
+    // Each square tells what became of the oldest scale that is under way: as many of the one as of the other.
+    std::erase_if(heard.squares, [&](const auto& one) { return one.first < -known; });
+  }
+  if (norms_) norms_->restore(std::move(heard.squares));
+}
+
 // --- the end of a run
 
 void Executor::fail(const std::string& why) {

@@ -50,6 +50,12 @@ struct Telling {
   bool any() const { return global_norm || loss_scale; }
 };
 
+// What stages have told each other in earlier runs, for who saves it.
+struct Heard {
+  std::map<int64_t, double> squares;      // of the last steps' gradients, as the next run counts its steps
+  std::optional<LossScale::State> scale;  // where the last stage is
+};
+
 class Executor {
  public:
   // All ranks together, with the same arrangement.
@@ -67,9 +73,10 @@ class Executor {
   void end_messages();
 
   const std::vector<Stage>& stages() const { return stages_; }
-  Norms* norms() { return norms_.get(); }  // null: none are exchanged
-  // Null: the loss is not scaled, or the last stage is on another rank.
-  LossScale* loss_scale() { return loss_scale_ ? &*loss_scale_ : nullptr; }
+  // Between runs. What was heard may be of another pipeline's run, whose steps were known sooner or later, or of one in
+  // another precision.
+  Heard heard() const;
+  void restore(Heard heard);
 
  private:
   // A micro-batch between its forward and its backward on one stage.

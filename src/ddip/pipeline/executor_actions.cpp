@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <utility>
 
 #include "ddip/base/error.h"
@@ -21,8 +23,11 @@ bool on_host(const Value& value) {
   return std::ranges::all_of(tensors_of(value), [](const at::Tensor& tensor) { return tensor.is_cpu(); });
 }
 
-// A number that is too large for the tensor's type becomes infinity.
-void fill(at::Tensor& tensor, double number) { tensor.fill_(at::scalar_tensor(number, at::kDouble)); }
+// A number that is too large for half precision is infinite there; torch would refuse it.
+void fill(at::Tensor& tensor, double number) {
+  const bool too_large = tensor.scalar_type() == at::kHalf && std::abs(number) > std::numeric_limits<at::Half>::max();
+  tensor.fill_(too_large ? std::copysign(std::numeric_limits<double>::infinity(), number) : number);
+}
 
 Value copied(const Value& value) {
   return with_tensors(value, [](const at::Tensor& tensor) { return tensor.detach().clone(); });
@@ -212,6 +217,8 @@ void Executor::backward(const Action& action, Done& done) {
     done.split = now.later != nullptr;
     if (here.versions && !now.later)
       here.versions->after_backward(action.micro_batch, now.used, now.loss_count, now.loss_scale);
+  } else if (here.versions) {
+    here.versions->scale(now.loss_scale);  // of the step, that other replicas have samples for
   }
   now.gradients.clear();
   for (size_t i = 0; i < here.incoming.size(); ++i) {

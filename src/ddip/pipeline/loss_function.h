@@ -28,7 +28,8 @@ class LossFunction {
 
  private:
   static Loss counted(const at::Tensor& mean, int64_t samples) {
-    return {mean * samples, static_cast<double>(samples)};
+    // Half of a million is no number of half precision.
+    return {(mean.scalar_type() == at::kHalf ? mean.to(at::kFloat) : mean) * samples, static_cast<double>(samples)};
   }
   template <typename Count>
   static Loss counted(const std::pair<at::Tensor, Count>& found, int64_t /*samples*/) {

@@ -9,13 +9,36 @@
 
 namespace ddip::pipeline {
 
-LossScale::LossScale(const Options& options) : options_(options), state_{.scale = options.initial} {
+namespace {
+
+void require_scale(double scale) {
   int exponent = 0;
-  if (!(options.initial >= kLeast && options.initial <= kMost) || std::frexp(options.initial, &exponent) != 0.5)
-    throw ConfigError(fmt::format("loss_scale={:g}: expected a power of two from 2^-24 to 2^24", options.initial));
+  if (!(scale >= LossScale::kLeast && scale <= LossScale::kMost) || std::frexp(scale, &exponent) != 0.5)
+    throw ConfigError(fmt::format("loss_scale={}: expected a power of two from 2^-24 to 2^24", scale));
+}
+
+}  // namespace
+
+LossScale::LossScale(const Options& options) : options_(options), state_{.scale = options.initial} {
+  require_scale(options.initial);
   if (options.interval < 0)
     throw ConfigError(
         fmt::format("loss_scale: interval {}: expected a whole number of steps, 0: it stays", options.interval));
+}
+
+void LossScale::require(const State& state) {
+  require_scale(state.scale);
+  for (double scale : state.under_way) require_scale(scale);
+  if (state.finite < 0) throw ConfigError(fmt::format("loss_scale: {} finite steps", state.finite));
+}
+
+int64_t LossScale::restore(State state, int delay) {
+  state_ = std::move(state);
+  if (options_.interval == 0) state_.scale = options_.initial;
+  auto& under_way = state_.under_way;
+  const auto more = static_cast<int64_t>(under_way.size()) - delay;
+  if (more > 0) under_way.erase(under_way.begin(), under_way.begin() + more);
+  return static_cast<int64_t>(under_way.size());
 }
 
 void LossScale::stepped(std::optional<bool> finite) {

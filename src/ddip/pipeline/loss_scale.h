@@ -23,6 +23,7 @@ class LossScale {
   struct Options {
     double initial = 1024;
     int64_t interval = 2000;  // 0: it stays as it is
+    friend bool operator==(const Options&, const Options&) = default;
   };
   // What a later run needs.
   struct State {
@@ -44,7 +45,11 @@ class LossScale {
   void forget() { state_.under_way.clear(); }
 
   const State& state() const { return state_; }
-  void restore(State state) { state_ = std::move(state); }
+  // Of a run that was perhaps scaled by other rules: a scale that is fixed here stays. Of its steps under way at most
+  // `delay` are known here later; how many.
+  int64_t restore(State state, int delay);
+  // ConfigError if it can be nobody's.
+  static void require(const State& state);
 
  private:
   const Options options_;

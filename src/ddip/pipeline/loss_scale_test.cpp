@@ -51,7 +51,7 @@ TEST(LossScaleTest, what_is_known_late_counts_for_the_scale_that_the_step_had) {
 // After the last steps above: one of 32, which had been enough until then, was too large.
 TEST(LossScaleTest, falls_below_a_scale_that_was_too_large_before_it_grew) {
   LossScale scale({64, 2});
-  scale.restore({.scale = 64, .finite = 0, .under_way = {32, 64}});
+  scale.restore({.scale = 64, .finite = 0, .under_way = {32, 64}}, 2);
   scale.stepped(false);
   EXPECT_EQ(scale.now(), 16);
   scale.stepped(false);  // of 64: known already
@@ -65,6 +65,32 @@ TEST(LossScaleTest, after_a_failure_nothing_is_under_way) {
   scale.forget();
   scale.stepped(true);
   EXPECT_EQ(scale.state(), (LossScale::State{.scale = 64, .finite = 1, .under_way = {}}));
+}
+
+// What was under way where steps are known five steps later is known two steps later here.
+TEST(LossScaleTest, of_another_run_only_so_many_steps_are_under_way_as_are_known_later_here) {
+  const LossScale::State five{.scale = 16, .finite = 3, .under_way = {128, 64, 32, 16, 16}};
+  LossScale scale({64, 2});
+  EXPECT_EQ(scale.restore(five, 2), 2);
+  EXPECT_EQ(scale.state(), (LossScale::State{.scale = 16, .finite = 3, .under_way = {16, 16}}));
+  EXPECT_EQ(scale.restore(five, 0), 0);
+  EXPECT_TRUE(scale.state().under_way.empty());
+  EXPECT_EQ(scale.restore({.scale = 16, .finite = 3, .under_way = {16}}, 4), 1);
+}
+
+TEST(LossScaleTest, one_that_is_fixed_stays_whatever_another_run_had) {
+  LossScale scale({64, 0});
+  scale.restore({.scale = 2048, .finite = 3, .under_way = {}}, 2);
+  EXPECT_EQ(scale.now(), 64);
+}
+
+TEST(LossScaleTest, what_can_be_nobodys_is_refused) {
+  using State = LossScale::State;
+  EXPECT_NO_THROW(LossScale::require({.scale = 0.5, .finite = 0, .under_way = {1, 2}}));
+  for (const State& wrong :
+       {State{.scale = 0, .finite = 0, .under_way = {}}, State{.scale = 3, .finite = 0, .under_way = {}},
+        State{.scale = 2, .finite = -1, .under_way = {}}, State{.scale = 2, .finite = 0, .under_way = {2, 5}}})
+    EXPECT_THROW(LossScale::require(wrong), ConfigError);
 }
 
 TEST(LossScaleTest, is_a_power_of_two) {

@@ -46,7 +46,7 @@ Losses::Newest Losses::newest(size_t most) const {
     std::vector<at::Tensor> before = block->unbind();
     near.insert(near.begin(), before.begin(), before.end());
   }
-  found.sum = at::stack(near).slice(0, -many).sum();
+  found.sum = at::stack(near).slice(0, -many).sum(at::kDouble);
   return found;
 }
 

@@ -14,7 +14,9 @@ Norms::Norms(int rank, std::vector<Peer> peers, int stages, int delay)
 
 std::map<int64_t, double> Norms::squares() const {
   std::map<int64_t, double> before;
-  for (auto [step, square] : totals_) before[step - steps_] = square;
+  for (auto [step, square] : totals_) {
+    if (step - steps_ >= -delay_) before[step - steps_] = square;
+  }
   return before;
 }
 

@@ -1,6 +1,6 @@
-// The norm of all stages' gradients together, for clipping. Each rank tells every other of its replica the square of
-// what its stages have, step by step. A synchronous step waits for that of the same step; an asynchronous one uses that
-// of some steps before, which has come meanwhile.
+// The norm of all stages' gradients together, for clipping and for the loss's scale. Each rank tells every other of its
+// replica the square of what its stages have, step by step. A synchronous step waits for that of the same step; an
+// asynchronous one uses that of some steps before, which has come meanwhile.
 #pragma once
 
 #include <map>
@@ -17,7 +17,7 @@ class Norms {
     Sender* to = nullptr;
     Receiver* from = nullptr;
   };
-  // `stages`: of this rank, with weights. `delay`: steps.
+  // `stages`: of this rank, that tell. `delay`: steps.
   Norms(int rank, std::vector<Peer> peers, int stages, int delay);
 
   int delay() const { return delay_; }

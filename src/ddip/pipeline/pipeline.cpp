@@ -336,7 +336,8 @@ Report Pipeline::Inside::report_of(const Record& record, int64_t batches, bool t
     const auto found = versions.find(index);
     times.push_back(times_of(record, index, ranks->rank(), found == versions.end() ? 0 : found->second->kept()));
     if (training && gaps.contains(index)) times.back().gap = gaps.at(index)->means();
-    if (training && index == last() && executor->loss_scale()) times.back().loss_scale = executor->loss_scale()->now();
+    if (const Heard heard = executor->heard(); training && index == last() && heard.scale)
+      times.back().loss_scale = heard.scale->scale;
   }
   Report report =
       joined(gather_json(*ranks, share_of(record, times, ranks->rank())), batches, settings.options.micro_batches);
@@ -363,8 +364,7 @@ NamedTensors Pipeline::Inside::state() {
 }
 
 RankOnDisk Pipeline::Inside::on_disk() {
-  RankOnDisk found{
-      .ranks = *ranks, .settings = settings, .norms = executor->norms(), .loss_scale = executor->loss_scale()};
+  RankOnDisk found{.ranks = *ranks, .settings = settings, .executor = *executor, .stages = {}};
   for (int index : mine) {
     StageOnDisk& stage = found.stages.emplace_back(StageOnDisk{.index = index, .part = &part(index)});
     if (!steppings.contains(index)) continue;

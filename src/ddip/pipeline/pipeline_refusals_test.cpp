@@ -46,6 +46,7 @@ TEST(CppPipeline, what_cannot_be_is_refused_in_one_line_that_says_what_was_expec
     says(made({.staleness = "pipemare", .staleness_options = {.pipemare = {.decay = 1.5}}}), "pipemare_decay=1.5");
     says(made({.staleness = "gap_aware", .staleness_options = {.gap = {.decay = 1}}}), "gap_decay=1");
     says(made({.precision = "fp8"}), "precision=\"fp8\": expected one of fp32, bf16, fp16");
+    says(made({.loss_scale = {64, 0}}), "loss_scale is of precision=\"fp16\"; it is \"fp32\" here");
     says(made({.precision = "fp16", .loss_scale = {3, 1}}), "loss_scale=3: expected a power of two from 2^-24 to 2^24");
     says(made({.clip = 1, .clipping = "global", .precision = "fp16"}),
          "precision=\"fp16\": the norm of all stages some steps ago may be of a step that was left out; expected "

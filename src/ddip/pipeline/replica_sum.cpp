@@ -1,6 +1,10 @@
 #include "ddip/pipeline/replica_sum.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+
+#include "ddip/base/error.h"
 
 namespace ddip::pipeline {
 namespace {
@@ -29,22 +33,27 @@ Counts sum_over_replicas(const Ring& ring, const at::Tensor& gradient, const Cou
     pass_on(ring, piece_of(gradient, place + 1 - turn, members), poll);
     piece_of(gradient, place - turn, members).copy_(take(ring, poll));
   }
-  at::Tensor known = at::zeros({members, 2 + static_cast<int64_t>(mine.reached.size())}, at::kDouble);
+  constexpr int64_t kNumbers = 3;
+  at::Tensor known = at::zeros({members, kNumbers + static_cast<int64_t>(mine.reached.size())}, at::kDouble);
   double* own = known[place].mutable_data_ptr<double>();
   own[0] = mine.count;
   own[1] = static_cast<double>(mine.micro_batches);
-  std::ranges::copy(mine.reached, own + 2);
+  own[2] = mine.loss_scale;
+  std::ranges::copy(mine.reached, own + kNumbers);
   for (int turn = 0; turn < members - 1; ++turn) {
     int theirs = (place - turn - 1 + members) % members;
     pass_on(ring, known[(place - turn + members) % members].clone(), poll);
     known[theirs].copy_(take(ring, poll));
   }
-  Counts all{.reached = std::vector<bool>(mine.reached.size())};
+  Counts all{.loss_scale = mine.loss_scale, .reached = std::vector<bool>(mine.reached.size())};
   for (int member = 0; member < members; ++member) {  // in this order on all of them
     const double* theirs = known[member].const_data_ptr<double>();
     all.count += theirs[0];
     all.micro_batches = std::max(all.micro_batches, static_cast<int64_t>(theirs[1]));
-    for (size_t i = 0; i < all.reached.size(); ++i) all.reached[i] = all.reached[i] || theirs[2 + i] != 0;
+    if (theirs[2] != mine.loss_scale)
+      throw ConfigError(fmt::format("replica {} has a loss scale of {}, this one of {}; expected the same", member,
+                                    theirs[2], mine.loss_scale));
+    for (size_t i = 0; i < all.reached.size(); ++i) all.reached[i] = all.reached[i] || theirs[kNumbers + i] != 0;
   }
   return all;
 }

@@ -20,10 +20,12 @@ struct Ring {
 struct Counts {
   double count = 0;           // samples, or what the loss was a sum over
   int64_t micro_batches = 0;  // of replicas: the most, because theirs are parts of the same ones
+  double loss_scale = 1;      // that the gradients have; of replicas: the same
   std::vector<bool> reached;  // parameters that a gradient has come to; of replicas: in any of them
 };
 
-// All replicas together. Changes `gradient`; gives the counts of all of them.
+// All replicas together. Changes `gradient`; gives the counts of all of them. Throws ConfigError if they have scaled
+// their losses by different numbers.
 Counts sum_over_replicas(const Ring& ring, const at::Tensor& gradient, const Counts& mine, const Poll& poll);
 
 }  // namespace ddip::pipeline

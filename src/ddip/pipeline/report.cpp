@@ -59,7 +59,8 @@ std::string text_of_scale(const std::vector<StageTimes>& stages) {
   int64_t most = 0;
   for (const StageTimes& one : stages) most = std::max(most, one.left_out);
   if (stages.empty() || !stages.back().loss_scale) return "";
-  return fmt::format("fp16: loss scale {:g}, {} steps left out\n", *stages.back().loss_scale, most);
+  return fmt::format("fp16: loss scale {}, {} step{} left out\n", *stages.back().loss_scale, most,
+                     most == 1 ? "" : "s");
 }
 
 }  // namespace

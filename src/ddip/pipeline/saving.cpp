@@ -66,16 +66,16 @@ void require_same_pipeline(const json& saved, const RankOnDisk& rank) {
 NamedTensors rank_state(const RankOnDisk& rank) {
   NamedTensors found;
   for (const StageOnDisk& stage : rank.stages) found.merge(stage_state(stage));
-  if (rank.loss_scale) {
-    const auto& [scale, finite, under_way] = rank.loss_scale->state();
+  const Heard heard = rank.executor.heard();
+  if (heard.scale) {
+    const auto& [scale, finite, under_way] = *heard.scale;
     found["loss_scale.now"] = at::scalar_tensor(scale, at::kDouble);
     found["loss_scale.finite"] = at::scalar_tensor(finite, at::kLong);
     found["loss_scale.under_way"] = at::tensor(under_way, at::kDouble);
   }
-  if (!rank.norms) return found;
   std::vector<int64_t> steps;
   std::vector<double> squares;
-  for (const auto& [step, square] : rank.norms->squares()) {
+  for (const auto& [step, square] : heard.squares) {
     steps.push_back(step);
     squares.push_back(square);
   }
@@ -84,27 +84,22 @@ NamedTensors rank_state(const RankOnDisk& rank) {
   return found;
 }
 
-// Those of a run that limits by another rule are of no use here.
-std::function<void()> restored_norms(SavedTensors& saved, Norms* norms) {
+std::map<int64_t, double> saved_squares(SavedTensors& saved) {
   std::map<int64_t, double> squares;
   NamedTensors found = saved.take_under("norms.");
-  SavedTensors named(found);
-  if (!found.empty()) {
-    const int64_t count = found.begin()->second.numel();
-    const at::Tensor steps = named.take("steps", at::kLong, {count}),
-                     sums = named.take("squares", at::kDouble, {count});
-    named.require_none_under("");
-    for (int64_t i = 0; i < count; ++i) squares[steps[i].item<int64_t>()] = sums[i].item<double>();
-  }
-  return [squares, norms] {
-    if (norms) norms->restore(squares);
-  };
+  if (found.empty()) return squares;
+  const int64_t count = found.begin()->second.numel();
+  SavedTensors named(std::move(found));
+  const at::Tensor steps = named.take("steps", at::kLong, {count}), sums = named.take("squares", at::kDouble, {count});
+  named.require_none_under("");
+  for (int64_t i = 0; i < count; ++i) squares[steps[i].item<int64_t>()] = sums[i].item<double>();
+  return squares;
 }
 
-// A run of another precision has none, and needs none.
-std::function<void()> restored_loss_scale(SavedTensors& saved, LossScale* loss_scale) {
+// A run of another precision has none.
+std::optional<LossScale::State> saved_loss_scale(SavedTensors& saved) {
   NamedTensors found = saved.take_under("loss_scale.");
-  if (found.empty()) return [] {};
+  if (found.empty()) return {};
   const int64_t count = found.contains("under_way") ? found.at("under_way").numel() : 0;
   SavedTensors named(std::move(found));
   LossScale::State state{.scale = named.take("now", at::kDouble, {}).item<double>(),
@@ -112,9 +107,8 @@ std::function<void()> restored_loss_scale(SavedTensors& saved, LossScale* loss_s
   const at::Tensor under_way = named.take("under_way", at::kDouble, {count});
   for (int64_t i = 0; i < count; ++i) state.under_way.push_back(under_way[i].item<double>());
   named.require_none_under("");
-  return [state, loss_scale] {
-    if (loss_scale) loss_scale->restore(state);
-  };
+  LossScale::require(state);
+  return state;
 }
 
 std::function<void()> restored_rank(const RankOnDisk& rank, const checkpoint::SafetensorsFile& file) {
@@ -125,8 +119,8 @@ std::function<void()> restored_rank(const RankOnDisk& rank, const checkpoint::Sa
       const auto policy = staleness::make_policy(rank.settings.policy(), rank.settings.options.staleness_options);
       changes.push_back(restored_stage(saved, stage, *policy));
     }
-    changes.push_back(restored_norms(saved, rank.norms));
-    changes.push_back(restored_loss_scale(saved, rank.loss_scale));
+    Heard heard{.squares = saved_squares(saved), .scale = saved_loss_scale(saved)};
+    changes.emplace_back([&executor = rank.executor, heard] { executor.restore(heard); });
     saved.require_none_under("");
   } catch (const ConfigError& error) {
     throw ConfigError(fmt::format("{}: it is of another pipeline: {}", file.path().string(), error.what()));

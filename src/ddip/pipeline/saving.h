@@ -5,8 +5,7 @@
 
 #include <filesystem>
 
-#include "ddip/pipeline/loss_scale.h"
-#include "ddip/pipeline/norms.h"
+#include "ddip/pipeline/executor.h"
 #include "ddip/pipeline/settings.h"
 #include "ddip/pipeline/stage_state.h"
 
@@ -16,9 +15,8 @@ namespace ddip::pipeline {
 struct RankOnDisk {
   tensors::Communicator& ranks;
   const Settings& settings;
+  Executor& executor;
   std::vector<StageOnDisk> stages;
-  Norms* norms = nullptr;           // null: none are exchanged
-  LossScale* loss_scale = nullptr;  // null: there is none, or it is on another rank
 };
 
 // All ranks together, both. A ConfigError is thrown on all of them: then what was saved before is still there, or the

@@ -29,6 +29,8 @@ void require_values(const PipelineOptions& options, int world) {
   require_one_of("clipping", options.clipping, {"auto", "local", "proportional", "global"});
   require_one_of("precision", options.precision, {"fp32", "bf16", "fp16"});
   static_cast<void>(LossScale(options.loss_scale));  // says what is wrong with it
+  if (options.precision != "fp16" && options.loss_scale != LossScale::Options())
+    throw ConfigError(fmt::format("loss_scale is of precision=\"fp16\"; it is {:?} here", options.precision));
   if (options.micro_batches < 1 || options.accumulate < 1)
     throw ConfigError(fmt::format("micro_batches={}, accumulate={}: expected numbers from 1 on", options.micro_batches,
                                   options.accumulate));

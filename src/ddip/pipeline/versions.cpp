@@ -43,12 +43,17 @@ staleness::Moment Versions::moment(int64_t micro_batch, int staleness) {
                         .stages = stages_,
                         .mean_staleness = mean_staleness_};
   // A gradient that is not finite would make such a prediction, and what it predicts such a gradient, for ever.
-  if (needs_.pending && !summed_.empty() && count_ > 0 && (!scales_loss_ || std::isfinite(norm()))) {
+  if (needs_.pending && !summed_.empty() && count_ > 0 && (!scales_loss_ || sum_is_finite())) {
     now.pending = weights_->gradients().flat();
     now.pending_micro_batches = static_cast<int64_t>(summed_.size());
     now.pending_samples = count_ * loss_scale_;
   }
   return now;
+}
+
+bool Versions::sum_is_finite() {
+  if (!sum_is_finite_) sum_is_finite_ = std::isfinite(norm());
+  return *sum_is_finite_;
 }
 
 at::Tensor Versions::spare() {
@@ -156,11 +161,8 @@ ReadBack Versions::before_backward(int64_t micro_batch, const Used& used) {
 
 void Versions::after_backward(int64_t micro_batch, const Used& used, double count, double loss_scale) {
   at::NoGradGuard quiet;
-  if (!summed_.empty() && loss_scale != loss_scale_)
-    throw ConfigError(
-        "the plan steps with other micro-batches on this stage than on the last one; with a scaled loss expected the "
-        "same");
-  loss_scale_ = loss_scale;
+  scale(loss_scale);
+  sum_is_finite_.reset();
   if (needs_.own_gradient) {
     auto kept = kept_.find(used.label);
     const at::Tensor& with = kept == kept_.end() ? weights_->truth() : kept->second.weights;
@@ -172,6 +174,14 @@ void Versions::after_backward(int64_t micro_batch, const Used& used, double coun
   summed_.push_back(micro_batch);
   count_ += count;
   forget(used);
+}
+
+void Versions::scale(double loss_scale) {
+  if (!summed_.empty() && loss_scale != loss_scale_)
+    throw ConfigError(
+        "the plan steps with other micro-batches on this stage than on the last one; with a scaled loss expected the "
+        "same");
+  loss_scale_ = loss_scale;
 }
 
 void Versions::forget(const Used& used) { release(used.label); }
@@ -189,7 +199,10 @@ void Versions::keep_truth() {
 
 Counts Versions::summed() {
   weights_->gradients().flat();  // sees who was reached
-  return {count_, static_cast<int64_t>(summed_.size()), weights_->gradients().reached()};
+  return {.count = count_,
+          .micro_batches = static_cast<int64_t>(summed_.size()),
+          .loss_scale = loss_scale_,
+          .reached = weights_->gradients().reached()};
 }
 
 void Versions::divide(double count) {
@@ -238,6 +251,7 @@ Versions::Stepped Versions::step(const Counts& all, const Limit& limit, int64_t 
   }
   weights_->gradients().clear();
   summed_.clear();
+  sum_is_finite_.reset();
   count_ = 0;
   ++version_;
   return done;

@@ -62,6 +62,8 @@ class Versions {
   // The micro-batch's gradients are in the sum; its weights are not needed any more. `count`: samples, or what the loss
   // was a sum over, `loss_scale`: what that was multiplied by, the same for all micro-batches of a step.
   void after_backward(int64_t micro_batch, const Used& used, double count, double loss_scale = 1);
+  // The same of a micro-batch without samples.
+  void scale(double loss_scale);
   // Whether after_backward may come later than the backward, with others between them.
   bool may_sum_later() const { return !weights_->apart() && !needs_.own_gradient; }
   // A micro-batch whose backward will not come (evaluation, failure).
@@ -116,6 +118,7 @@ class Versions {
   staleness::Moment moment(int64_t micro_batch, int staleness);
   const Used& predict(int64_t micro_batch, int staleness);
   at::Tensor& prediction();
+  bool sum_is_finite();
   void limit_gradients(double scale);
   void after_step(const staleness::Step& step);
   at::Tensor spare();
@@ -142,7 +145,8 @@ class Versions {
   std::vector<at::Tensor> spares_;
   std::vector<int64_t> summed_;  // micro-batches in the gradient since the last step
   double count_ = 0;
-  double loss_scale_ = 1;       // of these
+  double loss_scale_ = 1;              // of these
+  std::optional<bool> sum_is_finite_;  // of these, once somebody has looked
   at::Tensor before_backward_;  // the sum before this micro-batch's gradient, where the policy wants that one alone
 };
 
