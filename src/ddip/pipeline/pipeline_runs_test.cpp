@@ -1,5 +1,7 @@
 // One pipeline over several runs, on real ranks: phases, rates, ledgers, batches.
 #include <fstream>
+#include <iterator>
+#include <regex>
 
 #include "ddip/pipeline/testing/folder.h"
 #include "ddip/pipeline/testing/training.h"
@@ -120,6 +122,35 @@ TEST(CppPipelineRuns, tensors_of_other_lengths_are_refused) {
   ASSERT_EQ(parts.size(), 2u);
   EXPECT_EQ(parts[1].samples, 2);
   EXPECT_EQ(tensors_of(parts[1].x)[0].item<double>(), 3);
+}
+
+TEST(CppPipelineRuns, a_run_is_drawn_with_a_box_for_each_action_and_messages_that_go_forward_in_time) {
+  Folder folder;
+  std::filesystem::create_directories(folder.path());
+  const auto path = folder.path() / "timeline.svg";
+  on_ranks(4, [&](const auto& ranks) {
+    Pipeline pipe(ranks, cut(mlp(), 2), mse, sgd,
+                  {.schedule = "async_1f1b", .staleness = "stash", .micro_batches = 4, .replicas = 2});
+    const Report report = pipe.run(data(3, 8));
+    if (ranks->rank() == 0) report.save_timeline(path);
+  });
+  std::ifstream file(path);
+  const std::string picture(std::istreambuf_iterator<char>(file), {});
+  const auto count = [&](const std::string& pattern) {
+    const std::regex expression(pattern);
+    return std::distance(std::sregex_iterator(picture.begin(), picture.end(), expression), std::sregex_iterator());
+  };
+  // Two stages of one replica, 12 micro-batches, and what colours mean. A step has a head.
+  EXPECT_EQ(count("stroke=\"#2f6ca3\" stroke-width=\"0.8\""), 24 + 1) << "forwards";
+  EXPECT_EQ(count("fill=\"#f9d9b0\" stroke"), 24 + 1) << "backwards";
+  EXPECT_EQ(count("l-4 -5h8z"), 24 + 1) << "steps";
+  const std::regex line(
+      "<line x1=\"([0-9.]+)\" y1=\"[0-9.]+\" x2=\"([0-9.]+)\" y2=\"[0-9.]+\" stroke=\"#[0-9a-f]+\" stroke-width");
+  int messages = 0;
+  for (auto one = std::sregex_iterator(picture.begin(), picture.end(), line); one != std::sregex_iterator();
+       ++one, ++messages)
+    EXPECT_LE(std::stod((*one)[1]), std::stod((*one)[2]) + 0.11) << one->str();
+  EXPECT_EQ(messages, 24 + 1) << "activations and gradients, and the hatch";
 }
 
 }  // namespace ddip::pipeline

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <fstream>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -43,6 +44,14 @@ TraceRow unpacked(const json& row) {
                      .staleness = row[7]},
           .begin = row[8],
           .end = row[9]};
+}
+
+// Since it was started: its clock begins anew then.
+std::string this_machine() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string line;
+  std::getline(file, line);
+  return line;
 }
 
 std::string text_of_gaps(const std::vector<StageTimes>& stages) {
@@ -152,7 +161,11 @@ void Report::save_trace(const std::filesystem::path& path) const {
 }
 
 json share_of(const Record& record, const std::vector<StageTimes>& stages, int rank) {
-  json share{{"stages", json::array()}, {"losses", json::array()}, {"trace", json::array()}};
+  json share{{"stages", json::array()},
+             {"losses", json::array()},
+             {"trace", json::array()},
+             {"start", record.start},
+             {"machine", this_machine()}};
   for (const StageTimes& one : stages) {
     json staleness = json::array();
     for (const auto& [steps, forwards] : one.staleness) staleness.push_back({steps, forwards});
@@ -170,7 +183,15 @@ json share_of(const Record& record, const std::vector<StageTimes>& stages, int r
 Report joined(const std::vector<json>& shares, int64_t batches, int micro_batches) {
   Report report;
   std::vector<double> sums(static_cast<size_t>(batches)), counts(sums.size());
+  // Of each machine, by whose clock its ranks say when. Ranks on other machines are taken to have begun together.
+  std::map<std::string, double> begun;
   for (const json& share : shares) {
+    const auto start = share.at("start").get<double>();
+    double& first = begun.try_emplace(share.at("machine"), start).first->second;
+    first = std::min(first, start);
+  }
+  for (const json& share : shares) {
+    const double later = share.at("start").get<double>() - begun.at(share.at("machine"));
     for (const json& one : share.at("stages")) {
       StageTimes times{.stage = one[0],
                        .rank = one[1],
@@ -195,7 +216,9 @@ Report joined(const std::vector<json>& shares, int64_t batches, int micro_batche
       counts.at(batch) += one[2].get<double>();
     }
     for (const json& row : share.at("trace")) {
-      report.trace.push_back(unpacked(row));
+      TraceRow& one = report.trace.emplace_back(unpacked(row));
+      one.begin += later;
+      one.end += later;
       report.seconds = std::max(report.seconds, report.trace.back().end);
     }
   }

@@ -41,7 +41,7 @@ StageTimes times_of(const Record& record, int stage, int rank, int64_t copies_ke
 struct TraceRow {
   int rank = 0;
   schedule::Action action;
-  double begin = 0, end = 0;  // seconds since the run's beginning
+  double begin = 0, end = 0;  // seconds since the first rank of this machine began
 };
 
 struct Report {
@@ -60,6 +60,10 @@ struct Report {
   std::string text() const;
   // For chrome://tracing and ui.perfetto.dev.
   void save_trace(const std::filesystem::path& path) const;
+  // An SVG of what every rank did: a row for each stage, a box for each action. `until`: seconds; 0: as far as anything
+  // can be told apart.
+  std::string timeline(double until = 0) const;
+  void save_timeline(const std::filesystem::path& path, double until = 0) const;
 };
 
 std::ostream& operator<<(std::ostream& out, const Report& report);

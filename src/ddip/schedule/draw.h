@@ -14,6 +14,7 @@ struct DrawOptions {
   double until = 0;      // the picture ends there; 0: at the end
   double width = 960;    // of the picture, in pixels; a long plan is drawn smaller
   bool messages = true;  // thin lines from the end of a computation to the one that waits for it
+  std::string unit;      // of time; empty: as the costs have it
 };
 
 // Forwards, backwards, weight gradients and steps differ in colour and in shape, so that nobody needs the colours.

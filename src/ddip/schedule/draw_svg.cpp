@@ -175,7 +175,8 @@ class Painter {
       add("<text x=\"{:.1f}\" y=\"{:.1f}\" font-size=\"10\" fill=\"#444444\" text-anchor=\"middle\">{:g}</text>\n",
           x(index * tick), top + 17, index * tick);
     }
-    add("<text x=\"10\" y=\"{:.1f}\" font-size=\"10\" fill=\"#444444\">time</text>\n", top + 17);
+    add("<text x=\"10\" y=\"{:.1f}\" font-size=\"10\" fill=\"#444444\">time{}</text>\n", top + 17,
+        options_.unit.empty() ? "" : ", " + options_.unit);
   }
 
   void legend(double top) {
