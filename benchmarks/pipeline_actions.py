@@ -1,5 +1,6 @@
 """What an action of a pipeline takes when there is next to nothing to compute, less what the same layers and torch's own
-optimizer take in a plain loop: Linear 6 → 8 → 3 in two stages on ranks of their own, micro-batches of one sample, medians, in turn.
+optimizer take in a plain loop that steps as often: Linear 6 → 8 → 3 in two stages on ranks of their own, micro-batches of one sample,
+medians, in turn.
 """
 
 from __future__ import annotations
@@ -39,20 +40,21 @@ def actions(pipe):
             found.setdefault(row["kind"], []).append(row["end"] - row["begin"])
     return {kind: median(seconds) for kind, seconds in found.items()}
 
-def plain():
+def plain(accumulate):
     part, last = layer(), ddip.rank() == 1
     optimizer = sgd(part.parameters())
     x, y = torch.randn(1, 8 if last else 6, requires_grad=last), torch.randn(1, 3)
     found = {"forward": [], "backward": [], "step": []}
-    for _ in range(800):
+    for done in range(800):
         times = [time.perf_counter()]
         out = loss(part(x), y) if last else part(x)
         times.append(time.perf_counter())
         out.backward(None if last else torch.ones_like(out))
         times.append(time.perf_counter())
-        optimizer.step()
-        optimizer.zero_grad()
-        times.append(time.perf_counter())
+        if (done + 1) % accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+            times.append(time.perf_counter())
         for kind, begin, end in zip(found, times, times[1:]):
             found[kind].append(end - begin)
     return {kind: median(seconds) for kind, seconds in found.items()}
@@ -63,6 +65,7 @@ PIPES = {
     "async_1f1b": "'async_1f1b', staleness='none'",
     "async_1f1b, msnag": "'async_1f1b', staleness='msnag'",
 }
+STEP_EVERY = {"1f1b": 8, "async_1f1b": 1, "async_1f1b, msnag": 1}  # backwards
 KINDS = ("forward", "backward", "step", "send", "receive")
 
 
@@ -71,11 +74,11 @@ def measure(table: Table, quick: bool) -> None:
         group.run(SETUP)
         group.run("pipes = {" + ", ".join(f"{name!r}: pipe_of({call})" for name, call in PIPES.items()) + "}")
         print("  1f1b, async_1f1b and a plain loop, in turn", file=sys.stderr, flush=True)
-        group.run("plain()")
+        group.run("plain(1)")
         seen: dict[tuple[str, int, str], list[float]] = {}
         for _ in range(2 if quick else ROUNDS):
-            for name in ("plain", *PIPES):
-                call = "plain()" if name == "plain" else f"actions(pipes[{name!r}])"
+            loops = [(f"plain {every}", f"plain({every})") for every in sorted(set(STEP_EVERY.values()))]
+            for name, call in [*loops, *((name, f"actions(pipes[{name!r}])") for name in PIPES)]:
                 for stage, result in enumerate(group.run(call)):
                     for kind, seconds in result.value.items():
                         seen.setdefault((name, stage, kind), []).append(seconds * 1e6)
@@ -83,7 +86,7 @@ def measure(table: Table, quick: bool) -> None:
         for stage in range(2):
             own, plain = [], []
             for kind in KINDS:
-                without = median(seen.get(("plain", stage, kind), [0.0]))
+                without = median(seen.get((f"plain {STEP_EVERY[name]}", stage, kind), [0.0]))
                 own.append(f"{kind} {median(seen[name, stage, kind]) - without:.0f}")
                 plain += [f"{kind} {without:.0f}"] if without else []
             table.say(f"{name}, stage {stage}: µs of our own", ", ".join(own), ", ".join(plain), target="≤ 50 each")

@@ -3,7 +3,7 @@ parameters a step ahead of the others, for ever."""
 
 from __future__ import annotations
 
-import signal
+import _signal  # signal.signal makes enumerations of what goes in and comes out: five times as long, twice in each step
 from types import FrameType
 from typing import Any
 
@@ -18,7 +18,7 @@ class WholeStep:
     def begin(self) -> None:
         if comes_here():
             self._came = False
-            self._handler = signal.signal(signal.SIGINT, self._note)
+            self._handler = _signal.signal(_signal.SIGINT, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._came = True
@@ -27,6 +27,6 @@ class WholeStep:
         """Whether one came. It is raised by who called the step, where nothing is half done."""
         if self._handler is None:
             return False
-        signal.signal(signal.SIGINT, self._handler)
+        _signal.signal(_signal.SIGINT, self._handler)
         self._handler = None
         return self._came
