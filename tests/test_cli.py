@@ -9,6 +9,7 @@ import pty
 import signal
 import stat
 import subprocess
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -579,6 +580,22 @@ def test_what_is_typed_for_getpass_is_not_shown(group: Path) -> None:
     code = asked.end(b"somebody\n")
     assert code == 0 and b"12345" not in asked.text and b"54321" in asked.text, asked.text
     assert asked.text.count(b"somebody") == 2, "a plain question echoes again"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_program_that_is_ended_while_it_asks_for_a_secret_leaves_the_terminal_as_it_was(
+    group: Path, number: int
+) -> None:
+    asked = Asked("import getpass\ngetpass.getpass('secret? ')", b"secret? ")
+    assert not echoes(asked.terminal)
+    os.kill(asked.pid, number)
+    assert os.waitstatus_to_exitcode(os.waitpid(asked.pid, 0)[1]) == -number
+    assert echoes(asked.terminal)
+    os.close(asked.terminal)
+
+
+def echoes(terminal: int) -> bool:
+    return bool(termios.tcgetattr(terminal)[3] & termios.ECHO)
 
 
 # The first rung of the interrupt is only counted, so that an answer, if one comes with it, has the time to be seen.

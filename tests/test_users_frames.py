@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from ddip.errors import RankError
+from ddip.worker.shell import format_error
 
 import ddip
 
@@ -66,6 +67,25 @@ except ddip.ConfigError:
 """
     for text in tracebacks(two, code).values():
         assert "ZeroDivisionError" in text and "did you mean 1f1b?" in text and ".py" not in text
+
+
+def test_a_stop_that_comes_twice_is_shown_once() -> None:
+    """The second may come while the first is on its way out."""
+
+    def once() -> None:
+        raise KeyboardInterrupt
+
+    def twice() -> None:
+        try:
+            once()
+        finally:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as stop:
+        twice()
+    shown = format_error(stop.value)
+    assert shown.count("KeyboardInterrupt\n") == 1 + 1, "in a line of code, and as the error"
+    assert "in once" in shown and "During handling" not in shown
 
 
 def test_a_librarys_frames_stay(two: ddip.Group) -> None:

@@ -1,9 +1,11 @@
 #include "question.h"
 
 #include <poll.h>
+#include <signal.h>
 #include <termios.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <optional>
 
@@ -15,24 +17,43 @@ namespace {
 
 constexpr int kTickMs = 50;
 
+constexpr std::array kEndings = {SIGTERM, SIGHUP, SIGQUIT};
+termios settings_before;  // where a signal's handler finds them
+
+// The shell that the terminal belongs to would not show what is typed.
+void show_again_and_end(int signal) {
+  ::tcsetattr(0, TCSANOW, &settings_before);
+  ::signal(signal, SIG_DFL);
+  ::raise(signal);
+}
+
 // While it lives the terminal does not show what is typed. What was typed before the question is no answer to it.
 class WithoutEcho {
  public:
   WithoutEcho() {
-    if (::tcgetattr(0, &before_) != 0) throw_errno("read the terminal's settings");
-    termios quiet = before_;
+    if (::tcgetattr(0, &settings_before) != 0) throw_errno("read the terminal's settings");
+    for (size_t i = 0; i < kEndings.size(); ++i) handlers_[i] = ::signal(kEndings[i], show_again_and_end);
+    termios quiet = settings_before;
     quiet.c_lflag &= ~static_cast<tcflag_t>(ECHO);
-    if (::tcsetattr(0, TCSAFLUSH, &quiet) != 0) throw_errno("stop the terminal's echo");
+    if (::tcsetattr(0, TCSAFLUSH, &quiet) != 0) {
+      handle_as_before();
+      throw_errno("stop the terminal's echo");
+    }
   }
   WithoutEcho(const WithoutEcho&) = delete;
   WithoutEcho& operator=(const WithoutEcho&) = delete;
   ~WithoutEcho() {
-    ::tcsetattr(0, TCSADRAIN, &before_);
+    ::tcsetattr(0, TCSADRAIN, &settings_before);
+    handle_as_before();
     [[maybe_unused]] ssize_t count = ::write(2, "\n", 1);  // the one that was typed was not shown either
   }
 
  private:
-  termios before_{};
+  void handle_as_before() {
+    for (size_t i = 0; i < kEndings.size(); ++i) ::signal(kEndings[i], handlers_[i]);
+  }
+
+  std::array<sighandler_t, kEndings.size()> handlers_{};
 };
 
 Answer read_line(const std::function<bool()>& interrupted) {

@@ -10,7 +10,7 @@ import types
 from dataclasses import dataclass
 from typing import Any
 
-from ddip.worker.users_frames import users_frames
+from ddip.worker.users_frames import first_stop, users_frames
 
 _shell: Any = None  # IPython's; None where it is not installed
 _created = False
@@ -100,6 +100,7 @@ def format_error(error: BaseException) -> str:
     # An interrupt's traceback is wanted at once, and nobody studies it.
     if _shell is not None and not isinstance(error, KeyboardInterrupt):
         return str(_shell.format_error(error))
+    error = first_stop(error)
     return "".join(traceback.format_exception(type(error), error, users_frames(error) or error.__traceback__))
 
 

@@ -30,6 +30,17 @@ def users_frames(error: BaseException) -> TracebackType | None:
     return shown_of(error)
 
 
+def first_stop(error: BaseException) -> BaseException:
+    """A stop is told softly and by a signal: the second may come while the first is on its way out, and says nothing more."""
+    seen = {id(error)}
+    while isinstance(error, KeyboardInterrupt) and isinstance(error.__context__, KeyboardInterrupt):
+        if id(error.__context__) in seen:
+            break
+        error = error.__context__
+        seen.add(id(error))
+    return error
+
+
 def shown_of(error: BaseException) -> TracebackType | None:
     frames: list[TracebackType] = []
     frame = error.__traceback__
