@@ -42,6 +42,37 @@ def test_it_is_the_backend_that_was_asked_for(three: Any) -> None:
     assert [result.value for result in three.run("dist.get_backend()")] == ["ddip"] * 3
 
 
+LAST = """
+def left(operation, *tensors):
+    before = [tensor._use_count() for tensor in tensors]
+    work = operation()
+    work.wait()
+    return [tensor._use_count() for tensor in tensors] == before
+x, y, parts = torch.ones(world), torch.empty(1), [torch.empty(world) for _ in range(world)]
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "dist.all_reduce(x, async_op=True), x",
+        "dist.broadcast(x, 0, async_op=True), x",
+        "dist.reduce(x, 0, async_op=True), x",
+        "dist.all_gather(parts, x, async_op=True), x, *parts",
+        "dist.all_gather_into_tensor(y.expand(world).contiguous().repeat(world), x, async_op=True), x",
+        "dist.reduce_scatter_tensor(y, x, async_op=True), x, y",
+        "dist.all_to_all_single(x, torch.ones(world), async_op=True), x",
+        "dist.gather(x, parts if rank == 0 else None, async_op=True), x, *parts",
+        "dist.scatter(x, parts if rank == 0 else None, async_op=True), x, *parts",
+    ],
+)
+def test_what_is_done_holds_none_of_pythons_tensors(three: Any, call: str) -> None:
+    """Letting go of one when Python has ended aborts the process: a collective may be the last that a program does."""
+    if not three.run("hasattr(torch.Tensor, '_use_count')")[0].value:
+        pytest.skip("this torch does not tell how many hold a tensor")
+    assert [result.value for result in three.run(f"{LAST}all(left(lambda: {call}) for _ in range(100))")] == [True] * 3
+
+
 # Each operation is compared with what one process computes of all ranks' inputs: integers in floats, so exactly.
 OPERATIONS = {
     "all_reduce": "x = mine(); dist.all_reduce(x); torch.equal(x, sum(of(r) for r in range(world)))",

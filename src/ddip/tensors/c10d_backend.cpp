@@ -42,9 +42,11 @@ const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* what)
   return tensors[0];
 }
 
-// The same memory, but not the tensor that Python has. Who waits is told before our thread lets go of a message, and
-// may have ended Python by then: letting go of a tensor that Python has would end the process with an error.
-at::Tensor without_python(const at::Tensor& tensor) { return tensor.detach(); }
+// The same memory, but not the tensor that Python has. Who waits is told before our thread lets go of a work, and may
+// have ended Python by then: letting go of a tensor that Python has would end the process with an error.
+at::Tensor without_python(const at::Tensor& tensor) {
+  return tensor.is_sparse() ? tensor : tensor.detach();  // a sparse one gets other memory
+}
 
 std::vector<c10::Device> gpus_of(const std::vector<at::Tensor>& tensors) {
   std::vector<c10::Device> found;
@@ -180,8 +182,9 @@ void C10dBackend::setTimeout(std::chrono::milliseconds timeout) {
 C10dBackend::Work C10dBackend::start(c10d::OpType type, bool async, Tensors result,
                                      std::function<void(Operations&)> body, std::optional<at::Device> device) {
   if (!device && !result.empty()) device = result[0].device();
+  for (at::Tensor& tensor : result) tensor = without_python(tensor);
   auto work = c10::make_intrusive<OurWork>(getRank(), type, ++sequence_, std::move(result));
-  auto task = [this, work, before = Before(device.value_or(at::kCPU)), body = std::move(body)] {
+  auto task = [this, work, before = Before(device.value_or(at::kCPU)), body = std::move(body)]() mutable {
     std::exception_ptr error;
     try {
       before.wait();
@@ -189,6 +192,7 @@ C10dBackend::Work C10dBackend::start(c10d::OpType type, bool async, Tensors resu
     } catch (...) {
       error = std::current_exception();
     }
+    body = nullptr;  // with the tensors that Python has
     work->end(error);
   };
   if (async || coalescing_)
