@@ -283,3 +283,9 @@ def test_steps_that_are_left_out_are_not_said_to_spoil_the_weights(two: ddip.Gro
         assert [line.split(",")[0] for line in all_of_them] == [
             f"stage {stage} has left out all 4 steps of a run" for stage in (0, 1)
         ]
+
+
+def test_what_was_too_large_does_not_spoil_a_run_in_single_precision(two: ddip.Group, tmp_path: Path) -> None:
+    """Norms of steps that were left out are no limits for later ones."""
+    for found in on(two, f"s.left_out_and_loaded({str(tmp_path / 'run.pt')!r})"):
+        assert found["left out"] > 0 and found["finite"] and found["moved"] > 1e-6

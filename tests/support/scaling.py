@@ -295,3 +295,28 @@ def told(scale: float, times: float, repeats: int) -> dict[str, Any]:
         "left out": [stage.left_out for stage in report.stages],
         "finite": all(bool(tensor.isfinite().all()) for tensor in pipe.state_dict().values()),
     }
+
+
+def left_out_and_loaded(path: str) -> dict[str, Any]:
+    """The last steps before the save were too large; the run that goes on limits by norms of some steps before."""
+    saved = pipe_of("async_1f1b", staleness="stash", loss_scale=2.0**24, window=[4, 0])
+    report = saved.run(data(1))
+    saved.save(path)
+    pipe = pipe_of(
+        "async_1f1b",
+        staleness="stash",
+        window=[4, 0],
+        precision="fp32",
+        loss_scale="auto",
+        clip=1e-3,
+        clipping="global",
+    )
+    pipe.load(path)
+    before = pipe.state_dict()
+    pipe.run(data(1))  # fewer steps than norms are old
+    after = pipe.state_dict()
+    return {
+        "left out": min(stage.left_out for stage in report.stages),
+        "finite": all(bool(tensor.isfinite().all()) for tensor in after.values()),
+        "moved": p.furthest(before, after),
+    }

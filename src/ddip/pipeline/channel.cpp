@@ -48,6 +48,13 @@ std::shared_ptr<std::byte> FramePool::take(size_t bytes) {
 
 // --- Sender
 
+void require_messages(const tensors::Communicator& ranks) {
+  if (ranks.name() == "nccl")
+    throw ConfigError(
+        "backend nccl: a pipeline does not send its messages by it; expected shm, which goes from GPU to GPU, or gloo, "
+        "mpi");
+}
+
 Sender::Sender(std::shared_ptr<tensors::Communicator> ranks, Address address, int frames, const TensorsOf& tensors)
     : ranks_(std::move(ranks)),
       address_(address),

@@ -14,6 +14,9 @@
 
 namespace ddip::pipeline {
 
+// ConfigError if a pipeline's messages cannot go by them.
+void require_messages(const tensors::Communicator& ranks);
+
 // Frames of one size that are used again when nobody looks at them any more.
 class FramePool {
  public:

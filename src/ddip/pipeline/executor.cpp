@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 
 #include "ddip/base/error.h"
 
@@ -317,6 +318,9 @@ void Executor::restore(Heard heard) {
     const int64_t known = loss_scale_->restore(heard.scale.value_or(fresh), telling_.delay);
     // Each square tells what became of the oldest scale that is under way: as many of the one as of the other.
     std::erase_if(heard.squares, [&](const auto& one) { return one.first < -known; });
+  } else {
+    // Of steps that were left out for being too large: no limit for those to come.
+    std::erase_if(heard.squares, [](const auto& one) { return !std::isfinite(one.second); });
   }
   if (norms_) norms_->restore(std::move(heard.squares));
 }

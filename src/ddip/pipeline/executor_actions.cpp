@@ -2,8 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <utility>
 
 #include "ddip/base/error.h"
@@ -25,8 +23,8 @@ bool on_host(const Value& value) {
 
 // A number that is too large for half precision is infinite there; torch would refuse it.
 void fill(at::Tensor& tensor, double number) {
-  const bool too_large = tensor.scalar_type() == at::kHalf && std::abs(number) > std::numeric_limits<at::Half>::max();
-  tensor.fill_(too_large ? std::copysign(std::numeric_limits<double>::infinity(), number) : number);
+  if (tensor.scalar_type() == at::kHalf) number = static_cast<float>(at::Half(static_cast<float>(number)));
+  tensor.fill_(number);
 }
 
 Value copied(const Value& value) {

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/cuda.h>
 
+#include <algorithm>
 #include <chrono>
 #include <limits>
 
@@ -14,13 +15,18 @@
 namespace ddip::pipeline {
 namespace {
 
-at::Device device_of(const Part& part) {
+at::Device device_of(const Part& part, at::Device elsewhere) {
   if (part.module) {
     for (const auto& tensors : {part.module->parameters(), part.module->buffers()}) {
       if (!tensors.empty()) return tensors.front().device();
     }
   }
-  return at::kCPU;
+  return elsewhere;
+}
+
+std::string first_line(const std::exception& error) {
+  const std::string text = error.what();
+  return text.substr(0, text.find('\n'));
 }
 
 // As long as it lives: what is done then leaves no trace in buffers and random numbers.
@@ -31,40 +37,38 @@ struct Untouched {
   OwnRandomNumbers numbers;
 };
 
-// As it would come over a link: no graph behind it. `wanted`: those whose gradients would go back.
-Value arrived(const Value& value, std::vector<at::Tensor>& wanted) {
-  return with_tensors(value, [&](const at::Tensor& tensor) {
-    at::Tensor fresh = tensor.detach().clone();
-    if (!at::isFloatingType(fresh.scalar_type()) && !at::isComplexType(fresh.scalar_type())) return fresh;
-    fresh.requires_grad_();
-    wanted.push_back(fresh);
-    return fresh.clone();  // no leaf: the layer may change it in place
-  });
+bool has_gradients(const at::Tensor& tensor) {
+  return at::isFloatingType(tensor.scalar_type()) || at::isComplexType(tensor.scalar_type());
 }
 
 }  // namespace
 
-LayerCost::LayerCost(const Part& part, std::string name, std::vector<Value> inputs, size_t outgoing)
+LayerCost::LayerCost(const Part& part, Place place, std::vector<Value> inputs)
     : part_(part),
-      name_(std::move(name)),
+      place_(std::move(place)),
       inputs_(std::move(inputs)),
-      outgoing_(outgoing),
-      device_(device_of(part)),
+      device_(device_of(part, place_.elsewhere)),
       forward_(std::numeric_limits<double>::infinity()),
       backward_(forward_) {
   at::NoGradGuard quiet;
   const Untouched untouched(part_, device_);
   std::vector<Value> given;
-  for (const Value& input : inputs_) {
+  for (const Value& input : inputs_)
     given.push_back(with_tensors(to_device(input, device_), [](const at::Tensor& one) { return one.clone(); }));
-  }
   try {
-    outputs_ = run_part(part_, given, outgoing_);
+    outputs_ = run(given);
   } catch (const std::exception& error) {
-    const std::string text = error.what();
     throw ConfigError(
-        fmt::format("{} cannot run with {}: {}", name_, describe(inputs_.front()), text.substr(0, text.find('\n'))));
+        fmt::format("{} cannot run with {}: {}", place_.name, describe(inputs_.front()), first_line(error)));
   }
+  if (place_.outgoing > 1 && outputs_.size() != place_.outgoing)
+    throw ConfigError(
+        fmt::format("{} gave {} values for {} later stages", place_.name, outputs_.size(), place_.outgoing));
+  if (part_.auxiliary_losses) part_.auxiliary_losses();  // it keeps them until it is asked
+}
+
+std::vector<Value> LayerCost::run(const std::vector<Value>& given) const {
+  return run_part(part_, given, place_.outgoing);
 }
 
 double LayerCost::now() const {
@@ -73,23 +77,38 @@ double LayerCost::now() const {
 }
 
 void LayerCost::measure() {
+  try {
+    run_both_ways();
+  } catch (const std::exception& error) {
+    throw ConfigError(fmt::format("{} cannot run backward: {}", place_.name, first_line(error)));
+  }
+}
+
+void LayerCost::run_both_ways() {
   at::AutoGradMode with_graph(true);
   const Untouched untouched(part_, device_);
-  std::vector<at::Tensor> wanted, made;
+  std::vector<at::Tensor> wanted, made, ones;
   std::vector<Value> given;
-  for (const Value& input : inputs_) given.push_back(arrived(to_device(input, device_), wanted));
+  for (const Value& input : inputs_) {
+    given.push_back(with_tensors(to_device(input, device_), [&](const at::Tensor& tensor) {
+      at::Tensor fresh = tensor.detach().clone();
+      if (!place_.gives_gradients || !has_gradients(fresh)) return fresh;
+      fresh.requires_grad_();
+      wanted.push_back(fresh);
+      return fresh.clone();  // no leaf: the layer may change it in place
+    }));
+  }
   for (const auto& [name, parameter] : trained_in(part_)) wanted.push_back(parameter);
   const double begin = now();
-  const std::vector<Value> outputs = run_part(part_, given, outgoing_);
+  const std::vector<Value> outputs = run(given);
   const double middle = now();
-  std::vector<at::Tensor> ones;
-  for (const Value& output : outputs) {
-    for (const at::Tensor& tensor : tensors_of(output)) {
-      if (!tensor.requires_grad()) continue;
-      made.push_back(tensor);
-      ones.push_back(at::ones_like(tensor));
-    }
-  }
+  const auto begin_at = [&](const at::Tensor& tensor) {
+    if (!tensor.requires_grad()) return;
+    made.push_back(tensor);
+    ones.push_back(at::ones_like(tensor));
+  };
+  for (const Value& output : outputs) std::ranges::for_each(tensors_of(output), begin_at);
+  if (part_.auxiliary_losses) std::ranges::for_each(part_.auxiliary_losses(), begin_at);
   const double turn = now();
   if (!made.empty() && !wanted.empty())
     torch::autograd::grad(made, wanted, ones, /*retain_graph=*/false, /*create_graph=*/false, /*allow_unused=*/true);

@@ -7,13 +7,18 @@ namespace ddip::pipeline {
 
 class LayerCost {
  public:
-  // `name`: for people. `inputs`: one for each edge that leads to it; `outgoing`: edges that leave it. Runs it once.
-  // Throws ConfigError that names it, if it cannot run.
-  LayerCost(const Part& part, std::string name, std::vector<Value> inputs, size_t outgoing);
+  struct Place {
+    std::string name;             // for people
+    at::Device elsewhere;         // where it computes if it has no tensors of its own
+    size_t outgoing = 0;          // edges that leave it
+    bool gives_gradients = true;  // to what is before it: something there is trained
+  };
+  // `inputs`: one for each edge that leads to it. Runs it once. Throws ConfigError that names it, if it cannot run.
+  LayerCost(const Part& part, Place place, std::vector<Value> inputs);
 
   // What it gave, one for each edge that leaves it.
   const std::vector<Value>& outputs() const { return outputs_; }
-  // Runs it forward and backward; the fastest time counts.
+  // Runs it forward and backward; the fastest time counts. Throws as above.
   void measure();
 
   double forward_ms() const { return forward_; }
@@ -21,13 +26,14 @@ class LayerCost {
   uint64_t parameter_bytes() const;
 
  private:
+  std::vector<Value> run(const std::vector<Value>& given) const;
+  void run_both_ways();
   double now() const;  // ms, when all that was asked of its device is done
 
   const Part& part_;
-  const std::string name_;
+  const Place place_;
   const std::vector<Value> inputs_;
-  const size_t outgoing_;
-  at::Device device_;
+  const at::Device device_;
   std::vector<Value> outputs_;
   double forward_, backward_;
 };

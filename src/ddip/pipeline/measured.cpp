@@ -1,15 +1,14 @@
 #include "ddip/pipeline/measured.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
 #include <limits>
-#include <numeric>
 
 #include "ddip/base/error.h"
 #include "ddip/partition/chain.h"
+#include "ddip/pipeline/channel.h"
 #include "ddip/pipeline/gather.h"
 #include "ddip/pipeline/layer_cost.h"
 
@@ -23,8 +22,10 @@ constexpr int64_t kLinkBytes = 4 << 20;
 constexpr int kTimes = 3;
 
 // How fast a value gets from a rank to the next one, on all ranks at once; the slowest link counts. All ranks. 0: one
-// rank alone has no link.
+// rank alone has no link. Only our own backend takes a GPU's tensors, through the host: its lanes between GPUs are
+// faster.
 double link_bytes_per_ms(tensors::Communicator& ranks, at::Device device) {
+  if (ranks.name() != "shm") device = at::kCPU;
   const int world = ranks.world(), rank = ranks.rank();
   if (world < 2) return 0;
   const at::Tensor sent = at::zeros({kLinkBytes}, at::TensorOptions(at::kByte).device(device));
@@ -47,7 +48,10 @@ double link_bytes_per_ms(tensors::Communicator& ranks, at::Device device) {
 
 at::Device device_of(const std::vector<Part>& parts) {
   for (const Part& part : parts) {
-    for (const auto& [name, tensor] : parameters_of(part)) return tensor.device();
+    if (!part.module) continue;
+    for (const auto& tensors : {part.module->parameters(), part.module->buffers()}) {
+      if (!tensors.empty()) return tensors.front().device();
+    }
   }
   return at::kCPU;
 }
@@ -56,6 +60,26 @@ std::vector<schedule::Edge> chain_of(size_t parts) {
   std::vector<schedule::Edge> edges;
   for (int i = 0; i + 1 < static_cast<int>(parts); ++i) edges.push_back({i, i + 1});
   return edges;
+}
+
+void require_edges(const std::vector<schedule::Edge>& edges, size_t stages) {
+  const auto last = static_cast<int>(stages) - 1;
+  for (const auto& [from, to] : edges) {
+    if (from < 0 || to > last || from >= to)
+      throw ConfigError(fmt::format("edge {} -> {}: expected a stage and a later one of {}", from, to, stages));
+  }
+}
+
+// By part: whether gradients are asked of what comes to it, because something before it is trained.
+std::vector<bool> give_gradients(const std::vector<Part>& parts, const std::vector<schedule::Edge>& edges) {
+  std::vector<bool> found(parts.size());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    for (const auto& [from, to] : edges) {
+      const auto before = static_cast<size_t>(from);
+      if (static_cast<size_t>(to) == i && (found[before] || trained_elements(parts[before]) > 0)) found[i] = true;
+    }
+  }
+  return found;
 }
 
 struct Measured {
@@ -69,6 +93,8 @@ Measured measured(const std::vector<Part>& parts, const Value& example, const st
   Measured found{.layers = {}, .edge_bytes = std::vector<uint64_t>(edges.size())};
   found.layers.reserve(parts.size());
   std::vector<Value> on_edge(edges.size());
+  const at::Device elsewhere = device_of(parts);
+  const std::vector<bool> gradients = give_gradients(parts, edges);
   for (size_t i = 0; i < parts.size(); ++i) {
     std::vector<Value> inputs;
     std::vector<size_t> outgoing;
@@ -78,8 +104,11 @@ Measured measured(const std::vector<Part>& parts, const Value& example, const st
     }
     if (i == 0) inputs = {example};
     if (inputs.empty()) throw ConfigError(fmt::format("edges: nothing leads to stage {}", i));
-    LayerCost& layer = found.layers.emplace_back(parts[i], fmt::format("{} {} ({})", kind, i, parts[i].name),
-                                                 std::move(inputs), outgoing.size());
+    LayerCost::Place place{.name = fmt::format("{} {} ({})", kind, i, parts[i].name),
+                           .elsewhere = elsewhere,
+                           .outgoing = outgoing.size(),
+                           .gives_gradients = gradients[i]};
+    LayerCost& layer = found.layers.emplace_back(parts[i], std::move(place), std::move(inputs));
     for (size_t out = 0; out < outgoing.size(); ++out) {
       on_edge[outgoing[out]] = layer.outputs().at(out);
       found.edge_bytes[outgoing[out]] = bytes_of(layer.outputs()[out]);
@@ -121,6 +150,7 @@ std::vector<size_t> stages_of(const Measured& found, size_t stages, bool recompu
 
 MeasuredCut measured_cut(tensors::Communicator& ranks, torch::nn::Sequential model, const Value& example,
                          const CutOptions& options) {
+  require_messages(ranks);
   const int stages = options.stages == 0 ? ranks.world() : options.stages;
   static_cast<void>(cut(model, stages));  // says what is wrong with the number
   std::vector<Part> layers = cut(model, static_cast<int>(model->size()));
@@ -144,15 +174,21 @@ MeasuredCut measured_cut(tensors::Communicator& ranks, torch::nn::Sequential mod
     return {{"ends", ends}, {"forward", forward}, {"backward", backward}, {"links", links}};
   });
   MeasuredCut made{.parts = cut_at(model, found["ends"].get<std::vector<int>>()), .costs = {}};
-  for (size_t stage = 0; stage < made.parts.size(); ++stage)
-    made.costs.stages.push_back(stage_cost(found["forward"][stage], found["backward"][stage]));
+  refuse_tied(made.parts);  // a layer that the model has twice
+  for (size_t stage = 0; stage < made.parts.size(); ++stage) {
+    const double forward = found["forward"][stage], backward = found["backward"][stage];
+    const bool again = options.recompute && stage + 1 < made.parts.size();
+    made.costs.stages.push_back(stage_cost(forward, backward + (again ? forward : 0)));
+  }
   made.costs.links = found["links"].get<std::vector<double>>();
   return made;
 }
 
 schedule::Costs measured_costs(tensors::Communicator& ranks, const std::vector<Part>& stages, const Value& example,
                                std::vector<schedule::Edge> edges) {
+  require_messages(ranks);
   if (edges.empty()) edges = chain_of(stages.size());
+  require_edges(edges, stages.size());
   const double link = link_bytes_per_ms(ranks, device_of(stages));
   const json found = of_rank_0(ranks, [&]() -> json {
     const Measured each = measured(stages, example, edges, "stage");

@@ -1,7 +1,7 @@
 // Cuts and windows that follow what was measured, on real ranks.
 #include "ddip/pipeline/measured.h"
 
-#include <numeric>
+#include <algorithm>
 
 #include "ddip/pipeline/testing/training.h"
 
@@ -124,6 +124,59 @@ TEST(CppMeasured, stages_with_edges_of_their_own_are_measured) {
   });
 }
 
+// As the executor has it: of samples, and of what comes from frozen stages, no gradients are asked.
+TEST(CppMeasured, gradients_are_computed_only_where_they_will_be) {
+  on_ranks(2, [](const auto& ranks) {
+    std::vector<bool> asked;
+    const auto noting = [&asked](torch::nn::Linear layer) {
+      return Part(layer.ptr(), [&asked, layer](const at::Tensor& x) mutable {
+        if (at::GradMode::is_enabled()) asked.push_back(x.requires_grad());
+        return layer(x);
+      });
+    };
+    torch::nn::Linear frozen(6, 6);
+    for (at::Tensor& parameter : frozen->parameters()) parameter.requires_grad_(false);
+    const std::vector<Part> stages = {noting(frozen), noting(torch::nn::Linear(6, 6)), noting(torch::nn::Linear(6, 3))};
+    measured_costs(*ranks, stages, Value{torch::randn({4, 6})});
+    if (ranks->rank() != 0) return require(asked.empty(), "rank 0 measures");
+    require(asked.size() >= 6, "each several times");
+    for (size_t i = 0; i < asked.size(); ++i) require(asked[i] == (i % 3 == 2), fmt::format("call {}", i));
+  });
+}
+
+TEST(CppMeasured, losses_of_a_stages_own_are_measured_and_not_kept) {
+  on_ranks(2, [](const auto& ranks) {
+    auto losses = std::make_shared<std::vector<at::Tensor>>();
+    torch::nn::Linear first(6, 8), last(8, 3);
+    Part with_loss(first.ptr(), [first, losses](const at::Tensor& x) mutable {
+      at::Tensor hidden = first(x);
+      losses->push_back(hidden.square().mean());
+      return hidden;
+    });
+    int taken = 0;
+    with_loss.auxiliary_losses = [losses, &taken] {
+      ++taken;
+      return std::exchange(*losses, {});
+    };
+    measured_costs(*ranks, {with_loss, last}, Value{torch::randn({4, 6})});
+    require(losses->empty(), "none is left");
+    require((taken > 0) == (ranks->rank() == 0), "rank 0 measures");
+    Pipeline pipe(ranks, {with_loss, last}, mse, sgd, {.schedule = "1f1b", .micro_batches = 4});
+    pipe.run(data(2, 8, 0, at::kFloat));  // with those of its own micro-batches alone
+  });
+}
+
+TEST(CppMeasured, a_stage_that_runs_again_is_reckoned_with_it) {
+  on_ranks(2, [](const auto& ranks) {
+    const MeasuredCut made =
+        measured_cut(*ranks, two_heavy_layers(), Value{torch::randn({256, 512})}, {.recompute = true});
+    const auto& [first, last] = std::pair(made.costs.stages[0], made.costs.stages[1]);
+    // A backward of the first layer computes the gradient of its weights alone, about as long as a forward.
+    require(first.backward + first.weight_gradient > 1.5 * first.forward, "its backward has a forward in it");
+    require(last.forward > 0, "and the last one has not");
+  });
+}
+
 TEST(CppMeasured, what_cannot_be_measured_is_refused_on_all_ranks) {
   on_ranks(2, [](const auto& ranks) {
     const std::string where = ranks->rank() == 0 ? "" : "rank 0: ";
@@ -137,6 +190,25 @@ TEST(CppMeasured, what_cannot_be_measured_is_refused_on_all_ranks) {
               Pipeline(ranks, cut(model, 2), mse, sgd, {.costs = {.stages = {{1, 1, 1}}, .links = {}}});
             }).starts_with("costs has 1 entries: expected 2"),
             "costs of another cut");
+    require(refusal([&] { measured_costs(*ranks, cut(model, 2), Value{torch::randn({4, 6})}, {{0, 1}, {1, 2}}); }) ==
+                "edge 1 -> 2: expected a stage and a later one of 2",
+            "an edge to nowhere");
+    torch::nn::Linear shared(6, 6);
+    torch::nn::Sequential twice(shared, torch::nn::Tanh(), shared);
+    require(refusal([&] {
+              measured_cut(*ranks, twice, Value{torch::randn({4, 6})});
+            }).find("are one parameter; weights that are tied across stages") != std::string::npos,
+            "a layer that is there twice");
+    struct Unhappy : torch::autograd::Function<Unhappy> {
+      static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x * 2; }
+      static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                     torch::autograd::variable_list) {
+        throw std::runtime_error("no way back");
+      }
+    };
+    const std::vector<Part> one_way = {torch::nn::Linear(6, 6), [](const at::Tensor& x) { return Unhappy::apply(x); }};
+    const std::string back = refusal([&] { measured_costs(*ranks, one_way, Value{torch::randn({4, 6})}); });
+    require(back == where + "stage 1 (a function) cannot run backward: no way back", back);
     measured_cut(*ranks, model, Value{torch::randn({4, 6})});  // and the ranks go on
   });
 }

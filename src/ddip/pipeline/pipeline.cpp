@@ -108,9 +108,7 @@ Pipeline::Inside::Inside(std::shared_ptr<Communicator> all_ranks, std::vector<Pa
       parts(std::move(model)),
       loss(std::move(loss_function)),
       settings(decided(std::move(asked), parts.size(), ranks->rank(), ranks->world(), make, some_trained(parts))) {
-  if (ranks->name() == "nccl")
-    throw ConfigError(
-        "backend nccl: a pipeline does not send its messages by it; expected shm, which goes from GPU to GPU, or mpi");
+  require_messages(*ranks);
   refuse_tied(parts);
   make_executor(make);
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
 
 #include "ddip/base/file.h"
 #include "ddip/pipeline/report.h"
@@ -37,8 +38,9 @@ double end_of_boxes(const std::vector<TraceRow>& trace, size_t most) {
 std::string Report::timeline(double until) const {
   const std::map<int, int> rank_of = ranks_of_stages(trace);
   schedule::Plan plan;
-  plan.request.stages = static_cast<int>(rank_of.size());
-  for (const auto& [stage, rank] : rank_of) plan.request.rank_of_stage.push_back(rank);
+  plan.request.stages = rank_of.empty() ? 0 : rank_of.rbegin()->first + 1;
+  plan.request.rank_of_stage.resize(static_cast<size_t>(plan.request.stages));
+  for (const auto& [stage, rank] : rank_of) plan.request.rank_of_stage[static_cast<size_t>(stage)] = rank;
   if (rank_of.size() > 1) plan.request.edges = {{0, 1}};  // there are messages
   std::vector<TraceRow> shown;
   for (const TraceRow& row : trace) {
@@ -56,11 +58,9 @@ std::string Report::timeline(double until) const {
     times.makespan = std::max(times.makespan, row.end * 1e3);
   }
   const double end = until > 0 ? until : end_of_boxes(shown, kMostBoxes);
-  return schedule::draw_svg(plan, times,
-                            {.title = fmt::format("{} batches in {:.2f} s, {:.0f}% of the time computing",
-                                                  losses.size(), seconds, 100 * utilisation()),
-                             .until = end * 1e3,
-                             .unit = "ms"});
+  std::string title = fmt::format("{} batches in {:.2f} s", losses.size(), seconds);
+  if (!stages.empty()) title += fmt::format(", {:.0f}% of the time computing", 100 * utilisation());
+  return schedule::draw_svg(plan, times, {.title = title, .until = end * 1e3, .unit = "ms"});
 }
 
 void Report::save_timeline(const std::filesystem::path& path, double until) const {

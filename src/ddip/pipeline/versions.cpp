@@ -275,6 +275,7 @@ void Versions::reset() {
   in_use_.clear();
   expected_.clear();
   summed_.clear();
+  sum_is_finite_.reset();
   count_ = 0;
   last_ = {};
   weights_->gradients().clear();

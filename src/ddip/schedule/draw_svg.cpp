@@ -154,8 +154,9 @@ class Painter {
     };
     each(Kind::send, [&](const Action& action, const Span& span) { sent[key(action)] = {span.end, action.stage}; });
     each(Kind::receive, [&](const Action& action, const Span& span) {
-      const auto [time, stage] = sent[key(action)];
-      if (span.end > until_) return;
+      const auto found = sent.find(key(action));
+      if (found == sent.end() || span.end > until_) return;
+      const auto [time, stage] = found->second;
       const bool down = action.stage > stage;
       add("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\" stroke-width=\"1\"{}/>\n",
           x(time), y(stage) + 4 + (down ? kBox : 0), x(span.end), y(action.stage) + 4 + (down ? 0 : kBox),
