@@ -35,7 +35,10 @@ class Table:
 
     def add(self, what: str, ours: Sequence[float], peer: Sequence[float] | None, unit: str, target: str) -> None:
         """Times; the ratio is peer over ours, so larger is better."""
-        ratio = f"{statistics.median(peer) / statistics.median(ours):.1f}×" if peer else "–"
+        ratio = "–"
+        if peer:
+            times = statistics.median(peer) / statistics.median(ours)
+            ratio = f"{times:.1f}×" if times >= 2 else f"{times:.2f}×"
         self.rows.append(Row(what, shown(ours, unit), shown(peer, unit) if peer else "–", ratio, target))
 
     def say(self, what: str, ours: str, peer: str = "–", ratio: str = "–", target: str = "") -> None:
