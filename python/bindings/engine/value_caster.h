@@ -43,7 +43,7 @@ struct type_caster<ddip::pipeline::Value> {
       Value::Dict found;
       for (auto [key, item] : reinterpret_borrow<dict>(source)) {
         if (!isinstance<str>(key)) refuse("a dictionary whose keys are no strings");
-        found.entries.emplace_back(key.cast<std::string>(), from(item));
+        found.entries.push_back({key.cast<std::string>(), from(item)});
       }
       return {std::move(found)};
     }

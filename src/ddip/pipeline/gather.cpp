@@ -53,7 +53,7 @@ std::vector<json> agreed(tensors::Communicator& ranks, const std::function<json(
 
 NamedTensors gather_tensors(tensors::Communicator& ranks, const NamedTensors& mine) {
   Value::Dict entries;
-  for (const auto& [name, tensor] : mine) entries.entries.emplace_back(name, Value{tensor.detach().cpu()});
+  for (const auto& [name, tensor] : mine) entries.entries.push_back({name, Value{tensor.detach().cpu()}});
   Message message{.value = Value{std::move(entries)}};
   Packed packed = measure(message);
   std::string bytes(packed.bytes, '\0');

@@ -90,7 +90,7 @@ class Reader {
         auto count = number<uint32_t>();
         for (uint32_t i = 0; i < count; ++i) {
           std::string key = string();
-          found.entries.emplace_back(std::move(key), read(depth + 1));
+          found.entries.push_back({std::move(key), read(depth + 1)});
         }
         return {std::move(found)};
       }
@@ -114,7 +114,7 @@ class Reader {
   template <typename Number>
   Number number() {
     Number value;
-    std::memcpy(&value, take(sizeof value).data(), sizeof value);
+    take(sizeof value).copy(reinterpret_cast<char*>(&value), sizeof value);
     return value;
   }
   std::string string() { return std::string(take(number<uint32_t>())); }

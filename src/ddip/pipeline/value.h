@@ -18,13 +18,19 @@ struct Value {
   struct Tuple {
     std::vector<Value> items;
   };
+  struct Named;  // no std::pair: clang wants to know all of that before there is a Value
   struct Dict {
-    std::vector<std::pair<std::string, Value>> entries;  // in the order of the sender
+    std::vector<Named> entries;  // in the order of the sender
   };
 
   std::variant<std::monostate, bool, int64_t, double, std::string, at::Tensor, List, Tuple, Dict> content;
 
   const at::Tensor* tensor() const { return std::get_if<at::Tensor>(&content); }
+};
+
+struct Value::Named {
+  std::string key;
+  Value value;
 };
 
 // Every tensor in it, in a fixed order.
