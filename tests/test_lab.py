@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from lab import server as jupyter
-from lab.page import Page, open_browser
+from lab.page import Page, missing, open_browser
 from support.waiting import Stopwatch, wait_until
 
 import ddip
 
-WHY_NOT = jupyter.missing()
+WHY_NOT = missing("jupyterlab", "nbformat")
 pytestmark = [pytest.mark.skipif(WHY_NOT is not None, reason=f"no browser test: {WHY_NOT}"), pytest.mark.timeout(180)]
 
 RANK = "%%dip\nimport os, sys, time\nr = int(os.environ['RANK'])"

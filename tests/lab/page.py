@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,9 +33,17 @@ index => [...document.querySelectorAll('.jp-Notebook .jp-Cell')[index].querySele
 """
 
 
-def open_browser() -> Iterator[Any]:
-    import shutil
+def missing(*modules: str) -> str | None:
+    """Why there can be no browser test here that needs these; None if there can."""
+    for module in ("playwright", *modules):
+        if importlib.util.find_spec(module) is None:
+            return f"{module} is not installed"
+    if shutil.which("chromium") is None:
+        return "chromium is not installed (apt install chromium)"
+    return None
 
+
+def open_browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -26,18 +26,6 @@ SETTINGS = {
 }
 
 
-def missing() -> str | None:
-    """Why there can be no browser test here; None if there can."""
-    import importlib.util
-
-    for module in ("jupyterlab", "playwright", "nbformat"):
-        if importlib.util.find_spec(module) is None:
-            return f"{module} is not installed"
-    if shutil.which("chromium") is None:
-        return "chromium is not installed (apt install chromium)"
-    return None
-
-
 class Server:
     def __init__(self, folder: Path) -> None:
         self.home = Home()

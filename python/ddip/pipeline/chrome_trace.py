@@ -48,11 +48,20 @@ def arrows(trace: Sequence[dict[str, Any]], threads: dict[tuple[int, int], int])
     for number, pair in enumerate((pair for pair in ends.values() if len(pair) == 2), 1):
         send, receive = pair["send"], pair["receive"]
         # Where the send begins and the wait ends, but within the slice: on its border the arrow would be the next one's.
-        came = max(microseconds(receive["begin"]), round(microseconds(receive["end"]) - 0.001, 3))
-        for phase, row, ts in (("s", send, microseconds(send["begin"])), ("f", receive, came)):
-            place = {"pid": row["rank"] + 1, "tid": threads[row["rank"], row["stage"]]}
-            arrow = {"name": row["direction"], "cat": "message", "ph": phase, "id": number, **place, "ts": ts}
-            found.append({**arrow, "bp": "e"} if phase == "f" else arrow)
+        end = microseconds(receive["end"])
+        came = max(microseconds(receive["begin"]), round(end - 0.001, 3))
+        there, here = ({"pid": row["rank"] + 1, "tid": threads[row["rank"], row["stage"]]} for row in (send, receive))
+        # The wait may have begun before the send, and Perfetto turns an arrow round whose end lies in the slice that began
+        # first: so it ends in a slice of its own, inside the wait.
+        args = {"micro_batch": receive["micro_batch"]}
+        name = f"{receive['direction']} {receive['micro_batch']}"
+        dot = {"name": name, "cat": "message", "ph": "X", **here, "ts": came, "dur": round(end - came, 3), "args": args}
+        arrow = {"name": receive["direction"], "cat": "message", "id": number}
+        found += [
+            dot,
+            {**arrow, "ph": "s", **there, "ts": microseconds(send["begin"])},
+            {**arrow, "ph": "f", "bp": "e", **here, "ts": came},
+        ]
     return found
 
 

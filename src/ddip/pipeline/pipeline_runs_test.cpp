@@ -153,4 +153,28 @@ TEST(CppPipelineRuns, a_run_is_drawn_with_a_box_for_each_action_and_messages_tha
   EXPECT_EQ(messages, 24 + 1) << "activations and gradients, and the hatch";
 }
 
+// What tests/test_pipeline_trace.py reads: two pipelines side by side, of three stages on two ranks each.
+TEST(CppPipelineRuns, trace_for_readers) {
+  const char* folder = std::getenv("DDIP_TEST_TRACE");
+  if (!folder) GTEST_SKIP() << "tests/test_pipeline_trace.py asks for it";
+  on_ranks(4, [&](const auto& ranks) {
+    Pipeline pipe(ranks, cut(mlp(2), 3), mse, sgd,
+                  {.schedule = "async_1f1b", .staleness = "msnag", .micro_batches = 4, .replicas = 2});
+    const Report report = pipe.run(data(3, 8));
+    if (ranks->rank() != 0) return;
+    report.save_trace(std::filesystem::path(folder) / "trace.json");
+    nlohmann::json rows = nlohmann::json::array();
+    for (const auto& [rank, action, begin, end] : report.trace)
+      rows.push_back({{"rank", rank},
+                      {"kind", std::string(schedule::name_of(action.kind))},
+                      {"stage", action.stage},
+                      {"micro_batch", action.micro_batch},
+                      {"version", action.version},
+                      {"staleness", action.staleness},
+                      {"begin", begin},
+                      {"end", end}});
+    std::ofstream(std::filesystem::path(folder) / "rows.json") << rows;
+  });
+}
+
 }  // namespace ddip::pipeline

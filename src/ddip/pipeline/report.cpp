@@ -8,9 +8,6 @@
 #include <map>
 #include <numeric>
 #include <ostream>
-#include <set>
-
-#include "ddip/base/file.h"
 
 namespace ddip::pipeline {
 
@@ -133,32 +130,6 @@ std::string Report::text() const {
 }
 
 std::ostream& operator<<(std::ostream& out, const Report& report) { return out << report.text(); }
-
-void Report::save_trace(const std::filesystem::path& path) const {
-  json events = json::array();
-  std::set<int> ranks;
-  for (const TraceRow& row : trace) ranks.insert(row.rank);
-  for (int rank : ranks)
-    events.push_back(
-        {{"name", "process_name"}, {"ph", "M"}, {"pid", rank}, {"args", {{"name", fmt::format("rank {}", rank)}}}});
-  for (const auto& [rank, action, begin, end] : trace) {
-    const std::string kind(schedule::name_of(action.kind));
-    events.push_back(
-        {{"name", fmt::format("{} {}", kind, action.micro_batch)},
-         {"cat", kind},
-         {"ph", "X"},
-         {"pid", rank},
-         {"tid", action.stage},
-         {"ts", begin * 1e6},
-         {"dur", (end - begin) * 1e6},
-         {"args",
-          {{"micro_batch", action.micro_batch}, {"version", action.version}, {"staleness", action.staleness}}}});
-  }
-  const std::string text = json{{"traceEvents", events}, {"displayTimeUnit", "ms"}}.dump();
-  NewFile file(path);
-  file.write(std::as_bytes(std::span(text)), 0);
-  file.publish();
-}
 
 json share_of(const Record& record, const std::vector<StageTimes>& stages, int rank) {
   json share{{"stages", json::array()},

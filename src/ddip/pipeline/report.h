@@ -58,7 +58,7 @@ struct Report {
   double utilisation() const { return 1 - bubble(); }
   // A table for people.
   std::string text() const;
-  // For chrome://tracing and ui.perfetto.dev.
+  // For chrome://tracing and ui.perfetto.dev: a process for each rank, a thread for each of its stages.
   void save_trace(const std::filesystem::path& path) const;
   // An SVG of what every rank did: a row for each stage, a box for each action. `until`: seconds; 0: as far as anything
   // can be told apart.
