@@ -113,3 +113,121 @@ def test_ledgers_of_cpp_say_what_the_scheduler_and_the_plan_say(ledgers: list[Pa
     shares = [line.get("share") for line in steps if line["kind"] == "step" and line["stage"] == 0]
     assert shares == [None, None, [2, 5]] * 2
     assert {tuple(line["rates"]) for line in steps if line["kind"] == "step"} == {(0.05,)}
+
+
+# As Plain of src/ddip/pipeline/graph_test.cpp, by layer.
+
+
+class Layers(torch.nn.Module):  # type: ignore[misc]
+    """Some layers of it: called with what their stage takes, by name, and gives what it gives."""
+
+    def __init__(self, modules: dict[str, Any], names: list[str], takes: list[str], gives: list[str]) -> None:
+        super().__init__()
+        for name in names:
+            if name in modules:
+                self.add_module(name, modules[name])
+        self.names, self.takes, self.gives = names, takes, gives
+
+    def forward(self, *came: Any) -> Any:
+        v = dict(zip(self.takes, came, strict=True))
+        for name in self.names:
+            match name:
+                case "down":
+                    v[name] = torch.tanh(self.down(v["image"]))
+                case "split":
+                    v[name] = (torch.tanh(self.split.left(v["down"])), self.split.right(v["down"]).sin())
+                case "left":
+                    v[name] = v["split"][0]
+                case "deep":
+                    v[name] = torch.relu(self.deep(v["left"]))
+                case "join":
+                    v[name] = self.join.deep(v["deep"]) + self.join.skip(v["down"])
+                case "late":
+                    v[name] = self.late(v["image"])
+                case "sum":
+                    v[name] = v["join"] + v["late"] * v["split"][1].sum(1, keepdim=True)
+        return {name: v[name] for name in self.gives} if len(self.gives) > 1 else v[self.gives[0]]
+
+
+def graph_stages(names: list[list[str]], header: dict[str, Any]) -> list[Any]:
+    torch.manual_seed(0)
+    linear, group = torch.nn.Linear, torch.nn.ModuleDict
+    modules = {
+        "down": linear(6, 8),
+        "split": group({"left": linear(8, 8), "right": linear(8, 4)}),
+        "deep": linear(8, 8),
+        "join": group({"deep": linear(8, 3), "skip": linear(8, 3)}),
+        "late": linear(6, 3),
+    }
+    return [
+        Layers(modules, some, takes, gives)
+        for some, takes, gives in zip(names, header["takes"], header["gives"], strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def graph_ledgers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("graphs")
+    done = subprocess.run(
+        [PROGRAM, "--gtest_filter=CppGraph.ledgers_for_replay"],
+        env={**os.environ, "DDIP_TEST_LEDGERS": str(folder)}, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def batches_of_graphs() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(7)
+    return [(torch.randn(size, 6), torch.randn(size, 3)) for size in (8, 8, 8, 5)]
+
+
+def test_stages_of_a_graph_are_computed_again_bit_for_bit(graph_ledgers: Path) -> None:
+    from ddip.pipeline.replay import replay
+
+    torch.set_num_threads(1)
+    two = [["down", "late"], ["split", "left", "deep", "join", "sum"]]
+    three = [["down"], ["split", "left", "deep"], ["join", "late", "sum"]]
+    for number, names in enumerate([two, two, three, three]):
+        path = graph_ledgers / f"graph_{number}.jsonl"
+        header = json.loads(path.read_text().splitlines()[0])
+        found = replay(path, graph_stages(names, header), torch.nn.functional.mse_loss, batches_of_graphs())
+        assert found.difference is None, (number, found.difference)
+        assert found.steps == (4 if number == 0 else 16) * len(names), number
+    header = json.loads((graph_ledgers / "graph_2.jsonl").read_text().splitlines()[0])
+    assert header["takes"] == [["image"], ["down"], ["image", "down", "split", "deep"]]
+    assert header["gives"] == [["down", "image"], ["split", "deep"], ["sum"]]
+
+
+class Lends(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self, table: torch.nn.Linear) -> None:
+        super().__init__()
+        self.table = table
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"shallow": torch.tanh(self.table(x)), "weight": self.table.weight.clone()}
+
+
+class Borrows(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self, deep: torch.nn.Linear) -> None:
+        super().__init__()
+        self.deep = deep
+
+    def forward(self, shallow: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.matmul(torch.tanh(self.deep(shallow)), weight)[:, :3]
+
+
+@pytest.mark.parametrize("policy", ["stash", "msnag", "none"])
+def test_a_weight_that_is_lent_is_of_one_version_in_both_stages(graph_ledgers: Path, policy: str) -> None:
+    """Computed again, where the lender's forward gives the version that the ledger says, and the borrower has no other."""
+    from ddip.pipeline.replay import replay
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    stages = [Lends(torch.nn.Linear(6, 8)), Borrows(torch.nn.Linear(8, 8))]
+    path = graph_ledgers / f"tied_{policy}.jsonl"
+    found = replay(path, stages, torch.nn.functional.mse_loss, batches_of_graphs())
+    assert found.difference is None, found.difference
+    assert found.steps == 32
+    lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    lent = [line["weights"]["n"] for line in lines if line["kind"] == "forward" and line["stage"] == 0]
+    assert len(lent) == 16 and max(lent) > 0, "the weight is lent while steps are to come"

@@ -96,3 +96,13 @@ def test_what_the_pipeline_did_is_computed_again_in_python(programs: Path, tmp_p
     under_ddip_run(programs / "pipeline", ledger)
     said = run(Path(sys.executable).parent / "ddip", "replay", ledger)
     assert said.splitlines()[-1] == "identical" and "2 stages, async_1f1b, msnag, 800 micro-batches" in said
+
+
+def test_a_model_with_branches_lies_where_its_skips_cross_no_link(programs: Path) -> None:
+    output = under_ddip_run(programs / "branches")
+    stages = re.findall(r"^stage (\d), (.*), on rank (\d)$", output, re.MULTILINE)
+    assert [rank for _, _, rank in stages] == ["0", "1", "0"]
+    assert stages[0][1].startswith("down0") and stages[2][1].endswith("up0")
+    (losses,) = re.findall(r"loss (\S+) -> (\S+)", output)
+    assert float(losses[1]) < float(losses[0]) / 4
+    assert re.findall(r"^stage \d, (.*), on", run(programs / "branches"), re.MULTILINE) == ["down0 … up0"], "and alone"

@@ -20,6 +20,8 @@ class LayerCost {
   const std::vector<Value>& outputs() const { return outputs_; }
   // Runs it forward and backward; the fastest time counts. Throws as above.
   void measure();
+  // Bytes that a forward keeps for its backward. Throws as above.
+  uint64_t count_activations() const;
 
   double forward_ms() const { return forward_; }
   double backward_ms() const { return backward_; }
@@ -27,7 +29,15 @@ class LayerCost {
 
  private:
   std::vector<Value> run(const std::vector<Value>& given) const;
+  // As the executor gives them: gradients are asked of these leaves, …
+  std::vector<Value> fresh_inputs() const;
+  // … and the layer gets copies of them, which it may change in place.
+  std::vector<Value> copied(const std::vector<Value>& leaves) const;
+  std::vector<at::Tensor> outputs_with_graph(const std::vector<Value>& outputs) const;
   void run_both_ways();
+  // What `work` throws, as a ConfigError that names the layer.
+  template <typename Work>
+  void explained(const char* what, Work work) const;
   double now() const;  // ms, when all that was asked of its device is done
 
   const Part& part_;
@@ -38,6 +48,11 @@ class LayerCost {
   double forward_, backward_;
 };
 
+// All of them, several times.
+void measure(std::vector<LayerCost>& layers);
+
 uint64_t bytes_of(const Value& value);
+// Where the first one that has tensors computes.
+at::Device device_of(const std::vector<Part>& parts);
 
 }  // namespace ddip::pipeline

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "ddip/base/error.h"
@@ -68,8 +69,9 @@ json first_of_each(const std::vector<std::vector<double>>& rates) {
 
 }  // namespace
 
-LedgerWriter::LedgerWriter(const Settings& settings, std::shared_ptr<tensors::Communicator> ranks)
-    : settings_(settings), ranks_(std::move(ranks)) {}
+LedgerWriter::LedgerWriter(const Settings& settings, const std::vector<Part>& parts,
+                           std::shared_ptr<tensors::Communicator> ranks)
+    : settings_(settings), parts_(parts), ranks_(std::move(ranks)) {}
 
 void LedgerWriter::watch(int stage, const Part& part, const Weights& weights, Stepping& stepping) {
   if (stepping.rule() == Rule::other)
@@ -308,6 +310,13 @@ void LedgerWriter::write(const std::map<int, json>& about, int64_t micro_batches
     const auto& [initial, interval] = settings_.options.loss_scale;
     header["loss_scale"] = {{"initial", initial}, {"interval", interval}};
     header["norm_delay"] = settings_.norm_delay;
+  }
+  // Of stages of a graph; the others are a chain.
+  if (std::ranges::none_of(parts_, [](const Part& one) { return one.gives.empty(); })) {
+    for (const Part& part : parts_) {
+      header["takes"].push_back(part.takes);
+      header["gives"].push_back(part.gives);
+    }
   }
   for (const auto& [index, stage] : about) {
     for (const char* key : {"optimizer", "mean_staleness", "initial"}) header[key].push_back(stage.at(key));

@@ -17,7 +17,7 @@ namespace ddip::pipeline {
 class LedgerWriter {
  public:
   // All ranks. Rank 0 writes; the file is whole after each run. `settings` outlive this.
-  LedgerWriter(const Settings& settings, std::shared_ptr<tensors::Communicator> ranks);
+  LedgerWriter(const Settings& settings, const std::vector<Part>& parts, std::shared_ptr<tensors::Communicator> ranks);
 
   // Before the first run, for each of this rank's stages that train. They outlive this. Throws ConfigError for an
   // optimizer that no replay knows.
@@ -64,6 +64,7 @@ class LedgerWriter {
   void write(const std::map<int, Json>& about, int64_t micro_batches) const;
 
   const Settings& settings_;
+  const std::vector<Part>& parts_;
   const std::shared_ptr<tensors::Communicator> ranks_;
   std::map<int, Watched> stages_;
   std::vector<std::string> lines_;  // of all ranks, on rank 0

@@ -1,66 +1,26 @@
 #include "ddip/pipeline/measured.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <chrono>
-#include <limits>
+#include <map>
 
+#include "ddip/base/check.h"
 #include "ddip/base/error.h"
-#include "ddip/partition/chain.h"
+#include "ddip/base/nearest_name.h"
+#include "ddip/partition/placement.h"
 #include "ddip/pipeline/channel.h"
 #include "ddip/pipeline/gather.h"
+#include "ddip/pipeline/graph_cost.h"
+#include "ddip/pipeline/graph_cut.h"
 #include "ddip/pipeline/layer_cost.h"
+#include "ddip/pipeline/link_speed.h"
 
 namespace ddip::pipeline {
 namespace {
 
 using nlohmann::json;
-
-// Longer than a message's latency, short enough to be sent a few times.
-constexpr int64_t kLinkBytes = 4 << 20;
-constexpr int kTimes = 3;
-
-// How fast a value gets from a rank to the next one, on all ranks at once; the slowest link counts. All ranks. 0: one
-// rank alone has no link. Only our own backend takes a GPU's tensors, through the host: its lanes between GPUs are
-// faster.
-double link_bytes_per_ms(tensors::Communicator& ranks, at::Device device) {
-  if (ranks.name() != "shm") device = at::kCPU;
-  const int world = ranks.world(), rank = ranks.rank();
-  if (world < 2) return 0;
-  const at::Tensor sent = at::zeros({kLinkBytes}, at::TensorOptions(at::kByte).device(device));
-  at::Tensor received = at::empty_like(sent);
-  double best = std::numeric_limits<double>::infinity();
-  for (int time = 0; time <= kTimes; ++time) {
-    ranks.barrier();
-    const auto begin = std::chrono::steady_clock::now();
-    auto comes = ranks.start_receive(received, (rank + world - 1) % world);
-    auto goes = ranks.start_send(sent, (rank + 1) % world);
-    comes->wait();
-    goes->wait();
-    if (device.is_cuda()) received.view(-1)[0].item();  // it has come when the GPU says so
-    best = std::min(best, std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
-  }
-  at::Tensor slowest = at::full({1}, best, at::kDouble);
-  ranks.all_reduce(slowest, comm::Reduction::max);
-  return kLinkBytes / slowest.item<double>();
-}
-
-at::Device device_of(const std::vector<Part>& parts) {
-  for (const Part& part : parts) {
-    if (!part.module) continue;
-    for (const auto& tensors : {part.module->parameters(), part.module->buffers()}) {
-      if (!tensors.empty()) return tensors.front().device();
-    }
-  }
-  return at::kCPU;
-}
-
-std::vector<schedule::Edge> chain_of(size_t parts) {
-  std::vector<schedule::Edge> edges;
-  for (int i = 0; i + 1 < static_cast<int>(parts); ++i) edges.push_back({i, i + 1});
-  return edges;
-}
 
 void require_edges(const std::vector<schedule::Edge>& edges, size_t stages) {
   const auto last = static_cast<int>(stages) - 1;
@@ -82,15 +42,14 @@ std::vector<bool> give_gradients(const std::vector<Part>& parts, const std::vect
   return found;
 }
 
-struct Measured {
+// Stages that have run once, and what went from one to another.
+struct Tried {
   std::vector<LayerCost> layers;
   std::vector<uint64_t> edge_bytes;
 };
 
-// Round by round: what disturbs the machine for a moment disturbs no layer each time.
-Measured measured(const std::vector<Part>& parts, const Value& example, const std::vector<schedule::Edge>& edges,
-                  const char* kind) {
-  Measured found{.layers = {}, .edge_bytes = std::vector<uint64_t>(edges.size())};
+Tried tried(const std::vector<Part>& parts, const Value& example, const std::vector<schedule::Edge>& edges) {
+  Tried found{.layers = {}, .edge_bytes = std::vector<uint64_t>(edges.size())};
   found.layers.reserve(parts.size());
   std::vector<Value> on_edge(edges.size());
   const at::Device elsewhere = device_of(parts);
@@ -104,7 +63,7 @@ Measured measured(const std::vector<Part>& parts, const Value& example, const st
     }
     if (i == 0) inputs = {example};
     if (inputs.empty()) throw ConfigError(fmt::format("edges: nothing leads to stage {}", i));
-    LayerCost::Place place{.name = fmt::format("{} {} ({})", kind, i, parts[i].name),
+    LayerCost::Place place{.name = fmt::format("stage {} ({})", i, parts[i].name),
                            .elsewhere = elsewhere,
                            .outgoing = outgoing.size(),
                            .gives_gradients = gradients[i]};
@@ -113,9 +72,6 @@ Measured measured(const std::vector<Part>& parts, const Value& example, const st
       on_edge[outgoing[out]] = layer.outputs().at(out);
       found.edge_bytes[outgoing[out]] = bytes_of(layer.outputs()[out]);
     }
-  }
-  for (int time = 0; time <= kTimes; ++time) {
-    for (LayerCost& layer : found.layers) layer.measure();
   }
   return found;
 }
@@ -130,68 +86,136 @@ schedule::StageCost stage_cost(double forward, double backward) {
   return {.forward = forward, .backward = backward / 2, .weight_gradient = backward / 2};
 }
 
-// Of layers one behind the other: the stage of each.
-std::vector<size_t> stages_of(const Measured& found, size_t stages, bool recompute, double link) {
-  std::vector<partition::Node> nodes;
-  std::vector<partition::Edge> edges;
-  for (size_t i = 0; i < found.layers.size(); ++i) {
-    const LayerCost& layer = found.layers[i];
-    nodes.push_back({.name = std::to_string(i),
-                     .forward_ms = layer.forward_ms(),
-                     .backward_ms = layer.backward_ms(),
-                     .parameter_bytes = layer.parameter_bytes()});
-    if (i > 0) edges.push_back({.from = i - 1, .to = i, .value = {}, .shape = {}, .bytes = found.edge_bytes[i - 1]});
+// Stages that take less time are better, and so are fewer of them on a rank.
+partition::Cut cut_of(const partition::Graph& graph, size_t ranks, const CutOptions& options, double link) {
+  const partition::Costs costs{
+      .link_bytes_per_ms = link, .recompute = options.recompute, .memory_cap = options.memory_cap};
+  partition::check_costs(costs);
+  if (options.placement == "mixed") return partition::cut_mixed(graph, ranks, costs);
+  if (options.placement == "single") return partition::cut_model(graph, ranks, costs);
+  if (auto found = partition::cut_mirrored(graph, ranks, costs)) return *found;
+  throw ConfigError(fmt::format(
+      "placement=\"mirrored\": nothing of this graph lies beside its mirror on {} ranks{}; expected skips "
+      "from its beginning to its end, or \"mixed\"",
+      ranks, costs.memory_cap == 0 ? "" : fmt::format(" in {} each", partition::bytes_in_words(costs.memory_cap))));
+}
+
+// The rank of each stage, the stage of each layer, and what stages and the edges between them take.
+json described(const GraphCost& cost, const partition::Cut& cut, double link, bool recompute) {
+  const partition::Graph& graph = cost.graph;
+  std::vector<double> forward(cut.stages()), backward(cut.stages());
+  for (size_t layer = 0; layer < graph.nodes().size(); ++layer) {
+    forward[cut.stage_of[layer]] += graph.nodes()[layer].forward_ms;
+    backward[cut.stage_of[layer]] += graph.nodes()[layer].backward_ms;
   }
-  const partition::Graph graph(std::move(nodes), std::move(edges));
-  return partition::cut_chain(graph, stages, {.link_bytes_per_ms = link, .recompute = recompute}).stage_of;
+  for (size_t stage = 0; recompute && stage + 1 < cut.stages(); ++stage) backward[stage] += forward[stage];
+  // A value that several layers of a stage read is sent once.
+  std::map<std::pair<size_t, size_t>, std::map<std::string, uint64_t>> sent;
+  for (const partition::Edge& edge : graph.edges())
+    sent[{cut.stage_of[edge.from], cut.stage_of[edge.to]}][edge.value] = edge.bytes;
+  for (const auto& [input, layer, bytes] : cost.inputs) sent[{0, cut.stage_of[layer]}][input] = bytes;
+  json links = json::array();
+  for (const auto& [stages, values] : sent) {
+    double bytes = 0;
+    for (const auto& [name, size] : values) bytes += static_cast<double>(size);
+    links.push_back({stages.first, stages.second, link > 0 ? bytes / link : 0});
+  }
+  return {{"stage_of", cut.stage_of},
+          {"rank_of", cut.device_of},
+          {"forward", forward},
+          {"backward", backward},
+          {"links", links}};
+}
+
+void require_options(const CutOptions& options, int ranks, int world) {
+  static const std::vector<std::string> placements = {"single", "mixed", "mirrored"};
+  if (std::ranges::find(placements, options.placement) == placements.end())
+    throw ConfigError(fmt::format("placement={:?}: expected {}{}", options.placement, fmt::join(placements, ", "),
+                                  did_you_mean(options.placement, placements)));
+  if (options.placement == "single" && ranks > world && options.memory_cap > 0)
+    throw ConfigError(
+        fmt::format("memory_cap with {} stages on {} ranks: expected a stage for each rank, or "
+                    "placement=\"mixed\", which reckons with several",
+                    ranks, world));
+  if (options.placement != "single" && ranks > world)
+    throw ConfigError(fmt::format("placement={:?} on {} ranks: there are {}", options.placement, ranks, world));
+}
+
+struct FoundCut {
+  MeasuredCut made;
+  std::vector<size_t> stage_of;  // by layer
+};
+
+FoundCut found_cut(tensors::Communicator& ranks, const Graph& graph, const Value& example, const CutOptions& options) {
+  require_messages(ranks);
+  graph.result();  // says what is wrong with it
+  const int pieces = options.stages == 0 ? ranks.world() : options.stages;
+  require_options(options, pieces, ranks.world());
+  static_cast<void>(cut(graph, pieces));  // says what is wrong with the number
+  const double link = link_bytes_per_ms(ranks, device_of(parts_of(graph)));
+  const json found = of_rank_0(ranks, [&]() -> json {
+    const GraphCost cost = measured(graph, example);
+    const partition::Cut found_cut = cut_of(cost.graph, static_cast<size_t>(pieces), options, link);
+    // A value that a layer changes in place may be read by a later stage now.
+    const GraphCut made = cut_by(graph, found_cut.stage_of);
+    static_cast<void>(tried(made.parts, example, made.edges));
+    return described(cost, found_cut, link, options.recompute);
+  });
+  auto stage_of = found["stage_of"].get<std::vector<size_t>>();
+  auto [parts, edges] = cut_by(graph, stage_of);
+  refuse_tied(parts);
+  MeasuredCut made{.parts = std::move(parts), .edges = std::move(edges), .placement = {}, .costs = {}};
+  if (options.placement != "single") made.placement = found["rank_of"].get<std::vector<int>>();
+  for (size_t stage = 0; stage < made.parts.size(); ++stage)
+    made.costs.stages.push_back(stage_cost(found["forward"][stage], found["backward"][stage]));
+  for (const schedule::Edge& edge : made.edges) {
+    const auto link_of =
+        std::ranges::find_if(found["links"], [&](const json& one) { return one[0] == edge.from && one[1] == edge.to; });
+    DDIP_CHECK(link_of != found["links"].end(), "an edge carries something");
+    made.costs.links.push_back((*link_of)[2]);
+  }
+  return {std::move(made), std::move(stage_of)};
 }
 
 }  // namespace
 
+MeasuredCut measured_cut(tensors::Communicator& ranks, const Graph& graph, const Value& example,
+                         const CutOptions& options) {
+  return found_cut(ranks, graph, example, options).made;
+}
+
 MeasuredCut measured_cut(tensors::Communicator& ranks, torch::nn::Sequential model, const Value& example,
                          const CutOptions& options) {
-  require_messages(ranks);
-  const int stages = options.stages == 0 ? ranks.world() : options.stages;
-  static_cast<void>(cut(model, stages));  // says what is wrong with the number
+  Graph graph;
+  static_cast<void>(cut(model, options.stages == 0 ? ranks.world() : options.stages));  // says what is wrong with it
+  const std::vector<std::string> names = model->named_children().keys();
   std::vector<Part> layers = cut(model, static_cast<int>(model->size()));
-  for (Part& layer : layers) layer.name = Part::kind_of(*layer.module->children().front());
-  const double link = link_bytes_per_ms(ranks, device_of(layers));
-  const json found = of_rank_0(ranks, [&]() -> json {
-    const Measured each = measured(layers, example, chain_of(layers.size()), "layer");
-    const std::vector<size_t> stage_of = stages_of(each, static_cast<size_t>(stages), options.recompute, link);
-    std::vector<int> ends(static_cast<size_t>(stages));
-    std::vector<double> forward(ends.size()), backward(ends.size()), links;
-    for (size_t layer = 0; layer < layers.size(); ++layer) {
-      const size_t stage = stage_of[layer];
-      ends[stage] = static_cast<int>(layer) + 1;
-      forward[stage] += each.layers[layer].forward_ms();
-      backward[stage] += each.layers[layer].backward_ms();
-    }
-    for (size_t stage = 0; stage + 1 < ends.size(); ++stage) {
-      const auto bytes = static_cast<double>(each.edge_bytes[static_cast<size_t>(ends[stage]) - 1]);
-      links.push_back(link > 0 ? bytes / link : 0);
-    }
-    return {{"ends", ends}, {"forward", forward}, {"backward", backward}, {"links", links}};
-  });
-  MeasuredCut made{.parts = cut_at(model, found["ends"].get<std::vector<int>>()), .costs = {}};
-  refuse_tied(made.parts);  // a layer that the model has twice
-  for (size_t stage = 0; stage < made.parts.size(); ++stage) {
-    const double forward = found["forward"][stage], backward = found["backward"][stage];
-    const bool again = options.recompute && stage + 1 < made.parts.size();
-    made.costs.stages.push_back(stage_cost(forward, backward + (again ? forward : 0)));
+  std::string input = "input";
+  while (std::ranges::find(names, input) != names.end()) input += "'";
+  Graph::Source before = graph.input(input);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    layers[i].module = layers[i].module->children().front();  // its parameters are "0.weight", not "0.0.weight"
+    layers[i].name = Part::kind_of(*layers[i].module);
+    before = graph.add(names[i], std::move(layers[i]), {before});
   }
-  made.costs.links = found["links"].get<std::vector<double>>();
+  auto [made, stage_of] = found_cut(ranks, graph, example, options);
+  // The parts of a chain are Sequentials themselves.
+  std::vector<int> ends;
+  for (size_t stage = 0; stage < made.parts.size(); ++stage)
+    ends.push_back(static_cast<int>(std::ranges::upper_bound(stage_of, stage) - stage_of.begin()));
+  made.parts = cut_at(model, ends);
   return made;
 }
 
 schedule::Costs measured_costs(tensors::Communicator& ranks, const std::vector<Part>& stages, const Value& example,
                                std::vector<schedule::Edge> edges) {
   require_messages(ranks);
-  if (edges.empty()) edges = chain_of(stages.size());
+  if (edges.empty()) edges = schedule::chain_of(static_cast<int>(stages.size()));
   require_edges(edges, stages.size());
   const double link = link_bytes_per_ms(ranks, device_of(stages));
   const json found = of_rank_0(ranks, [&]() -> json {
-    const Measured each = measured(stages, example, edges, "stage");
+    Tried each = tried(stages, example, edges);
+    measure(each.layers);
     json times = json::array(), links = json::array();
     for (const LayerCost& layer : each.layers) times.push_back({layer.forward_ms(), layer.backward_ms()});
     for (uint64_t bytes : each.edge_bytes) links.push_back(link > 0 ? static_cast<double>(bytes) / link : 0);

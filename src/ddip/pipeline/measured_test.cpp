@@ -2,7 +2,9 @@
 #include "ddip/pipeline/measured.h"
 
 #include <algorithm>
+#include <thread>
 
+#include "ddip/pipeline/layer_cost.h"
 #include "ddip/pipeline/testing/training.h"
 
 namespace ddip::pipeline {
@@ -28,6 +30,13 @@ at::Tensor composed(const MeasuredCut& made, const at::Tensor& x) {
   return *value.tensor();
 }
 
+// 16 MiB of which a forward reads a row, and which no backward reaches.
+struct TableImpl : torch::nn::Module {
+  at::Tensor table = register_parameter("table", torch::zeros({8192, 512}), /*requires_grad=*/false);
+  at::Tensor forward(const at::Tensor& x) { return x + table[0]; }
+};
+TORCH_MODULE(Table);
+
 // So that whatever changes is seen: statistics, and random numbers.
 torch::nn::Sequential with_state() {
   torch::manual_seed(1);
@@ -47,6 +56,58 @@ TEST(CppMeasured, heavy_layers_are_on_ranks_of_their_own) {
     require(made.costs.stages.size() == 2 && made.costs.links.size() == 1, "a cost for each stage and link");
     const double first = made.costs.stages[0].micro_batch(), second = made.costs.stages[1].micro_batch();
     require(first > 0 && second > 0 && first < 4 * second && second < 4 * first, "which take about as long");
+  });
+}
+
+TEST(CppMeasured, a_module_that_a_stage_has_twice_is_there_twice) {
+  on_ranks(2, [](const auto& ranks) {
+    torch::manual_seed(0);
+    torch::nn::Linear shared(8, 8);
+    torch::nn::Sequential model(shared, torch::nn::Tanh(), shared, torch::nn::Linear(8, 1024),
+                                torch::nn::Linear(1024, 1024));
+    const MeasuredCut made = measured_cut(*ranks, model, Value{torch::randn({256, 8})});
+    const at::Tensor x = torch::randn({4, 8});
+    require(torch::equal(composed(made, x), model->forward(x)), "the parts are the model");
+  });
+}
+
+TEST(CppMeasured, what_a_forward_keeps_is_counted) {
+  on_ranks(1, [](const auto&) {
+    const auto kept = [](Part part, bool gradients = true) {
+      return LayerCost(part, {.name = "it", .elsewhere = at::kCPU, .outgoing = 1, .gives_gradients = gradients},
+                       {Value{torch::ones({64, 512})}})
+          .count_activations();
+    };
+    constexpr uint64_t kWide = 64 * 512 * 4, kNarrow = 64 * 128 * 4;
+    require(kept(torch::nn::Linear(512, 128)) == kWide, "its input, not what it gives");
+    require(kept(torch::nn::Tanh()) == kWide, "its output, not its input");
+    require(kept(torch::nn::Sequential(torch::nn::Linear(512, 128), torch::nn::Tanh(), torch::nn::Linear(128, 3))) ==
+                kWide + kNarrow,
+            "what two layers keep counts once");
+    require(kept(torch::nn::ReLU(torch::nn::ReLUOptions(true))) == kWide, "also what was changed in place");
+    require(kept([](const at::Tensor& x) { return x * 2 + 1; }) == 0, "a sum needs nothing");
+    require(kept(torch::nn::Tanh(), false) == 0, "nor does what has no backward");
+    torch::nn::Linear frozen(512, 128);
+    frozen->weight.requires_grad_(false);
+    frozen->bias.requires_grad_(false);
+    require(kept(frozen) == 0, "frozen weights need no input");
+  });
+}
+
+TEST(CppMeasured, a_limit_on_memory_is_respected_or_refused) {
+  on_ranks(2, [](const auto& ranks) {
+    torch::manual_seed(0);
+    torch::nn::Sequential model(torch::nn::Linear(512, 512), torch::nn::Linear(512, 512), Table(), Table());
+    const Value example{torch::randn({256, 512})};
+    const auto layers_with = [&](uint64_t mebibytes) {
+      return layers_in(measured_cut(*ranks, model, example, {.memory_cap = mebibytes << 20}));
+    };
+    require(layers_with(0) == std::vector<size_t>{1, 3}, "fastest, with both tables on one rank");
+    require(layers_with(200) == std::vector<size_t>{1, 3}, "which fits: four copies of each");
+    require(layers_with(100) == std::vector<size_t>{3, 1}, "if it does not, they lie apart");
+    const std::string where = ranks->rank() == 0 ? "" : "rank 0: ";
+    const std::string said = refusal([&] { layers_with(50); });
+    require(said == where + "no cut into 2 stages fits in 50 MiB per device", said);
   });
 }
 
@@ -121,6 +182,178 @@ TEST(CppMeasured, stages_with_edges_of_their_own_are_measured) {
     require(costs.links[0] == costs.links[1] && costs.links[1] == costs.links[2], "all of which carry as much");
     require(costs.links[0] > 0 && std::ranges::all_of(costs.stages, [](const auto& one) { return one.forward > 0; }),
             "and take some time");
+  });
+}
+
+// Two layers side by side, of which each takes half of the time, and a sum.
+TEST(CppMeasured, branches_are_on_ranks_of_their_own) {
+  on_ranks(2, [](const auto& ranks) {
+    torch::manual_seed(0);
+    Graph graph;
+    const auto x = graph.input();
+    const auto left = graph.add("left", torch::nn::Linear(512, 512), {x});
+    const auto right = graph.add("right", torch::nn::Linear(512, 512), {x});
+    graph.add("sum", [](const at::Tensor& a, const at::Tensor& b) { return a + b; }, {left, right});
+    const MeasuredCut made = measured_cut(*ranks, graph, Value{torch::randn({256, 512})});
+    require(made.parts.size() == 2 && made.placement.empty(), "a stage on each rank");
+    for (const Part& part : made.parts) require(parameters_of(part).size() == 2, "with one of the layers");
+    require(made.edges == std::vector<schedule::Edge>{{0, 1}}, "which the input passes, too");
+    Pairs batches;
+    for (int batch = 0; batch < 2; ++batch) batches.emplace_back(torch::randn({8, 512}), torch::randn({8, 512}));
+    Pipeline pipe(ranks, made.parts, mse, sgd,
+                  {.schedule = "1f1b", .micro_batches = 2, .edges = made.edges, .costs = made.costs});
+    const double first = pipe.run(batches).loss;
+    require(pipe.run(batches).loss < first, "and it learns");
+  });
+}
+
+// A U of four layers on two ranks: the outer ones on one, the inner ones on the other.
+TEST(CppMeasured, a_graphs_beginning_lies_beside_its_end) {
+  on_ranks(2, [](const auto& ranks) {
+    torch::manual_seed(0);
+    const auto joined = [](const torch::nn::Linear& layer) {
+      return Part(layer.ptr(), [layer = layer](const at::Tensor& deep, const at::Tensor& skip) mutable {
+        return layer(torch::cat({deep, skip}, 1));
+      });
+    };
+    Graph graph;
+    const auto outer = graph.add("down0", torch::nn::Linear(256, 256), {graph.input()});
+    const auto inner = graph.add("down1", torch::nn::Linear(256, 256), {outer});
+    const auto bridge = graph.add("bridge", torch::nn::Linear(256, 256), {inner});
+    const auto back = graph.add("up1", joined(torch::nn::Linear(512, 256)), {bridge, inner});
+    graph.add("up0", joined(torch::nn::Linear(512, 3)), {back, outer});
+    const MeasuredCut made = measured_cut(*ranks, graph, Value{torch::randn({128, 256})}, {.placement = "mirrored"});
+    require(made.placement == std::vector<int>{0, 1, 0}, "there and back");
+    require(made.edges == std::vector<schedule::Edge>{{0, 1}, {0, 2}, {1, 2}}, "the skip is an edge of its own");
+    require(made.costs.links.size() == 3 && made.costs.links[1] > 0, "which would cost something on a link");
+    const Value x{torch::randn({4, 256})};
+    const at::Tensor whole = *graph.run(x).tensor();
+    Pipeline pipe(ranks, made.parts, [](const at::Tensor& out, const at::Tensor& y) { return (out - y).abs().sum(); },
+                  sgd,
+                  {.schedule = "1f1b",
+                   .micro_batches = 1,
+                   .placement = made.placement,
+                   .edges = made.edges,
+                   .costs = made.costs});
+    require(pipe.plan().request.message_time(1) == 0, "but crosses none");
+    Pairs batches;
+    batches.emplace_back(*x.tensor(), whole.detach());
+    require(pipe.evaluate(batches).loss < 1e-3, "the stages are the model");
+    require(refusal([&] { measured_cut(*ranks, graph, x, {.placement = "mirorred"}); }) ==
+                "placement=\"mirorred\": expected single, mixed, mirrored; did you mean mirrored?",
+            "a misspelled placement");
+    torch::nn::Sequential chain(torch::nn::Linear(256, 256), torch::nn::Linear(256, 256), torch::nn::Linear(256, 256));
+    require(refusal([&] {
+              measured_cut(*ranks, chain, x, {.placement = "mirrored"});
+            }).find("nothing of this graph lies beside its mirror on 2 ranks") != std::string::npos,
+            "a chain has no mirror");
+  });
+}
+
+TEST(CppMeasured, a_rank_may_have_several_stages_of_a_graph) {
+  on_ranks(2, [](const auto& ranks) {
+    torch::manual_seed(0);
+    Graph graph;
+    auto before = graph.input();
+    for (const char* name : {"a", "b", "c", "d"}) before = graph.add(name, torch::nn::Linear(128, 128), {before});
+    const Value x{torch::randn({64, 128})};
+    const MeasuredCut made = measured_cut(*ranks, graph, x, {.placement = "mixed"});
+    require(made.parts.size() == made.placement.size() && made.parts.size() == made.costs.stages.size(),
+            "a rank and a cost for each");
+    require(std::ranges::count(made.placement, 0) > 0 && std::ranges::count(made.placement, 1) > 0, "on both ranks");
+    Pairs batches;
+    batches.emplace_back(*x.tensor(), graph.run(x).tensor()->detach());
+    Pipeline pipe(ranks, made.parts, mse, sgd,
+                  {.schedule = "gpipe",
+                   .micro_batches = 4,
+                   .placement = made.placement,
+                   .edges = made.edges,
+                   .costs = made.costs});
+    require(pipe.evaluate(batches).loss < 1e-9, "the stages are the model");
+    require(refusal([&] {
+              measured_cut(*ranks, graph, x, {.stages = 4, .memory_cap = 1 << 30});
+            }).starts_with("memory_cap with 4 stages on 2 ranks"),
+            "nobody knows which stages share a rank");
+  });
+}
+
+// An image that the first layer and the last one read: the edge that brings it costs something, too.
+TEST(CppMeasured, an_input_that_a_late_stage_reads_costs_its_bytes) {
+  on_ranks(2, [](const auto& ranks) {
+    torch::manual_seed(0);
+    Graph graph;
+    const auto image = graph.input("image");
+    const auto first = graph.add("first", torch::nn::Linear(4096, 64), {image});
+    graph.add("last", [](const at::Tensor& a, const at::Tensor& b) { return a.sum() + b.sum(); }, {first, image});
+    const MeasuredCut made = measured_cut(*ranks, graph, Value{torch::randn({64, 4096})});
+    const schedule::Costs again = measured_costs(*ranks, made.parts, Value{torch::randn({64, 4096})}, made.edges);
+    const double ratio = made.costs.links.at(0) / again.links.at(0);
+    require(ratio > 0.25 && ratio < 4, fmt::format("{} times what its stages send; 64 without the image", ratio));
+  });
+}
+
+// "double" is the last to read "first" in one process, where all is well. The fastest cut has "other" behind a border.
+TEST(CppMeasured, a_cut_by_which_a_layer_changes_what_a_later_stage_reads_is_refused) {
+  on_ranks(2, [](const auto& ranks) {
+    torch::manual_seed(0);
+    const auto slow = [](const at::Tensor& x, int milliseconds) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+      return x.clone();
+    };
+    Graph graph;
+    const auto first = graph.add("first", torch::nn::Linear(8, 8), {graph.input()});
+    const auto other = graph.add("other", [slow](const at::Tensor& x) { return slow(x, 20); }, {first});
+    const auto doubled = graph.add("double", [slow](at::Tensor x) { return slow(x.mul_(2), 40); }, {first});
+    graph.add("sum", [slow](const at::Tensor& a, const at::Tensor& b) { return slow(a + b, 20); }, {other, doubled});
+    const Value x{torch::randn({4, 8})};
+    graph.run(x);
+    const std::string said = refusal([&] { measured_cut(*ranks, graph, x); });
+    require(said.find("changes \"first\" in place, which another stage reads, too") != std::string::npos, said);
+  });
+}
+
+TEST(CppMeasured, a_layer_may_be_called_input) {
+  on_ranks(2, [](const auto& ranks) {
+    torch::nn::Sequential model({{"input", torch::nn::AnyModule(torch::nn::Linear(6, 8))},
+                                 {"input'", torch::nn::AnyModule(torch::nn::Linear(8, 3))}});
+    require(measured_cut(*ranks, model, Value{torch::randn({4, 6})}).parts.size() == 2, "as any other");
+  });
+}
+
+TEST(CppMeasured, measuring_a_graph_leaves_no_trace_and_finds_what_is_changed_in_place) {
+  on_ranks(2, [](const auto& ranks) {
+    torch::manual_seed(1);
+    torch::nn::Linear first(6, 8), last(8, 3);
+    torch::nn::BatchNorm1d norm(8);
+    torch::nn::Dropout dropout(0.5);
+    const auto graph_with = [&](bool in_place) {
+      Graph graph;
+      const auto hidden = graph.add("first", first, {graph.input()});
+      const auto normed = graph.add("norm", norm, {hidden});
+      const auto dropped = graph.add("drop", dropout, {normed});
+      const auto bent = graph.add("relu", torch::nn::ReLU(torch::nn::ReLUOptions(in_place)), {hidden});
+      graph.add("last",
+                Part(last.ptr(), [last](const at::Tensor& a, const at::Tensor& b,
+                                        const at::Tensor& c) mutable { return last(a + b + c); }),
+                {dropped, bent, hidden});
+      return graph;
+    };
+    const State before = state_of(*norm), weights = state_of(*first);
+    torch::manual_seed(5);
+    const at::Tensor next = torch::rand({4});
+    torch::manual_seed(5);
+    const at::Tensor x = torch::randn({8, 6}), kept = x.clone();
+    torch::manual_seed(5);
+    measured_cut(*ranks, graph_with(false), Value{x});
+    require(torch::equal(torch::rand({4}), next), "random numbers go on as if nothing had happened");
+    require(furthest(before, state_of(*norm)) == 0 && furthest(weights, state_of(*first)) == 0, "nothing has changed");
+    require(torch::equal(x, kept), "nor has the example");
+    const std::string where = ranks->rank() == 0 ? "" : "rank 0: ";
+    const std::string said = refusal([&] { measured_cut(*ranks, graph_with(true), Value{x}); });
+    require(said == where +
+                        "layer \"relu\" changes \"first\" in place, which \"last\" reads, too: expected a layer that "
+                        "leaves it as it is",
+            said);
   });
 }
 

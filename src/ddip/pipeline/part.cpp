@@ -71,7 +71,7 @@ void refuse_tied(const std::vector<Part>& parts) {
       if (!is_new && place->second.first != stage)
         throw ConfigError(fmt::format(
             "{} of stage {} and {} of stage {} are one parameter; weights that are tied across stages are not kept "
-            "equal: expected them in one stage",
+            "equal: expected them in one stage, or lent to the other one as a value of a pipeline::Graph",
             place->second.second, place->second.first, name, stage));
     }
   }

@@ -38,6 +38,8 @@ struct Part {
   std::function<std::vector<at::Tensor>()> auxiliary_losses;
   std::string name;                   // for people
   std::optional<std::string> prefix;  // of its parameters' names in the pipeline's state; none: "0." on stage 0
+  // Of a Graph's stage: the names of the values that come in, in their order, and of those that leave.
+  std::vector<std::string> takes, gives;
 
   template <typename Kind>
   Part(const torch::nn::ModuleHolder<Kind>& holder) : Part(holder.ptr()) {}  // NOLINT: a list of modules is a model

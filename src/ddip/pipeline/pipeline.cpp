@@ -110,6 +110,7 @@ Pipeline::Inside::Inside(std::shared_ptr<Communicator> all_ranks, std::vector<Pa
       settings(decided(std::move(asked), parts.size(), ranks->rank(), ranks->world(), make, some_trained(parts))) {
   require_messages(*ranks);
   refuse_tied(parts);
+  require_edges_of_graph(parts, settings.request.edges);
   make_executor(make);
 }
 
@@ -221,7 +222,11 @@ void Pipeline::Inside::open_ledger() {
     if (trained_elements(part(index)) == 0)
       throw ConfigError(fmt::format("ledger: stage {} has nothing to train; expected stages with weights", index));
   }
-  ledger = std::make_unique<LedgerWriter>(settings, ranks);
+  // Of other edges nobody could tell in Python which value goes where.
+  const bool are_named = std::ranges::none_of(parts, [](const Part& one) { return one.gives.empty(); });
+  if (!are_named && settings.request.edges != schedule::chain_of(last() + 1))
+    throw ConfigError("ledger: of stages with edges of your own only if they are cut from a pipeline::Graph");
+  ledger = std::make_unique<LedgerWriter>(settings, parts, ranks);
   for (auto& [index, stepping] : steppings) ledger->watch(index, part(index), versions.at(index)->weights(), *stepping);
   ledger->begin();
 }

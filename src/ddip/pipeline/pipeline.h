@@ -15,6 +15,7 @@
 
 #include "ddip/pipeline/batches.h"
 #include "ddip/pipeline/gather.h"
+#include "ddip/pipeline/graph_cut.h"
 #include "ddip/pipeline/measured.h"
 #include "ddip/pipeline/metrics.h"
 #include "ddip/pipeline/part.h"

@@ -52,12 +52,6 @@ void require_values(const PipelineOptions& options, int world) {
     throw ConfigError("ledger is of one pipeline; expected replicas=1");
 }
 
-std::vector<schedule::Edge> chain_of(size_t stages) {
-  std::vector<schedule::Edge> edges;
-  for (int stage = 0; stage + 1 < static_cast<int>(stages); ++stage) edges.push_back({stage, stage + 1});
-  return edges;
-}
-
 void complete_places(PipelineOptions& options, size_t stages, int width) {
   if (options.placement.empty()) {
     for (size_t stage = 0; stage < stages; ++stage) options.placement.push_back(static_cast<int>(stage) % width);
@@ -67,9 +61,7 @@ void complete_places(PipelineOptions& options, size_t stages, int width) {
   if (!all || options.placement.size() != stages)
     throw ConfigError(fmt::format("{} stages on ranks [{}] leave some of the pipeline's {} ranks without a stage",
                                   stages, fmt::join(options.placement, ", "), width));
-  if (!options.edges.empty() && !options.ledger.empty() && options.edges != chain_of(stages))
-    throw ConfigError("ledger: only of stages that lie behind one another, in C++; expected no edges of your own");
-  if (options.edges.empty()) options.edges = chain_of(stages);
+  if (options.edges.empty()) options.edges = schedule::chain_of(static_cast<int>(stages));
 }
 
 // Also looks whether schedule, policy and optimizer go together.

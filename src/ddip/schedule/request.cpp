@@ -48,8 +48,7 @@ void check_ranks(Request& request) {
 }
 
 void check_edges(Request& request) {
-  if (request.edges.empty())
-    for (int stage = 0; stage + 1 < request.stages; ++stage) request.edges.push_back({stage, stage + 1});
+  if (request.edges.empty()) request.edges = chain_of(request.stages);
   std::vector<bool> fed(static_cast<size_t>(request.stages), false), heard(static_cast<size_t>(request.stages), false);
   for (size_t index = 0; index < request.edges.size(); ++index) {
     const auto& [from, to] = request.edges[index];
@@ -177,6 +176,12 @@ std::vector<int> depths(const Request& request) {
         depth[static_cast<size_t>(from)] =
             std::max(depth[static_cast<size_t>(from)], depth[static_cast<size_t>(to)] + 1);
   return depth;
+}
+
+std::vector<Edge> chain_of(int stages) {
+  std::vector<Edge> edges;
+  for (int stage = 0; stage + 1 < stages; ++stage) edges.push_back({stage, stage + 1});
+  return edges;
 }
 
 Request completed(Request request) {

@@ -67,6 +67,9 @@ bool is_synchronous(const std::string& schedule);     // all micro-batches of a 
 bool splits_backward(const std::string& schedule);    // zb1, zbv
 bool reads_one_step_behind(const std::string& name);  // 2bw
 
+// Each stage to the next.
+std::vector<Edge> chain_of(int stages);
+
 // The request with everything that was left out filled in. Throws ConfigError: one line.
 Request completed(Request request);
 
