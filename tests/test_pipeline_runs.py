@@ -63,9 +63,11 @@ def test_a_modules_extra_state_is_saved(two: ddip.Group, tmp_path: Path) -> None
     assert [result.value for result in two.run(f"r.extra_state({str(tmp_path / 'save')!r})")] == ["a word"] * 2
 
 
-def test_what_would_not_come_back_is_refused_before_anything_is_written(two: ddip.Group, tmp_path: Path) -> None:
+def test_what_would_not_come_back_is_refused_and_nothing_is_left(two: ddip.Group, tmp_path: Path) -> None:
     first, last = (result.value for result in two.run(f"r.unsaved({str(tmp_path / 'save')!r})"))
-    assert last[0].startswith("ConfigError: stage 1: '_extra_state' of its model cannot be saved (")
+    assert last[0].startswith(
+        "ConfigError: stage 1: model._extra_state.what is a pipeline_runs.Thing, which cannot be saved; "
+    )
     assert first[0].startswith("ConfigError: rank 1: stage 1:") and not first[1]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pipelines as p
@@ -35,7 +35,7 @@ def save_size(path: str, optimizer: str) -> float:
     pipe.run([(torch.randn(8, 48), torch.randn(8, 48))])
     pipe.save(path)
     weights = sum(tensor.nbytes for tensor in pipe.state_dict().values())
-    return os.path.getsize(path) / (weights * (2 if optimizer == "sgd" else 3))
+    return sum(file.stat().st_size for file in Path(path).iterdir()) / (weights * (2 if optimizer == "sgd" else 3))
 
 
 def loaded_elsewhere(path: str, saved: dict[str, Any], here: dict[str, Any]) -> tuple[str, float]:
@@ -101,7 +101,7 @@ def extra_state(path: str) -> Any:
 def unsaved(path: str) -> tuple[str, bool]:
     pipe = remembering(Thing())
     pipe.run(p.data(2, 12))
-    return said_by(lambda: pipe.save(path)), os.path.exists(path)
+    return said_by(lambda: pipe.save(path)), any(Path(path).glob("*"))
 
 
 # --- rates

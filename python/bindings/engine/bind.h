@@ -5,6 +5,7 @@
 
 namespace ddip::bindings {
 
+void bind_checkpoint(pybind11::module_& module);
 void bind_communicator(pybind11::module_& module);
 void bind_data(pybind11::module_& module);
 void bind_data_parallel(pybind11::module_& module);

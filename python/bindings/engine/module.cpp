@@ -48,6 +48,7 @@ PYBIND11_MODULE(_engine, module) {
   py::module_::import("torch.distributed");
   register_errors();
   bind_backend(module);
+  bind_checkpoint(module);
   bind_communicator(module);
   bind_data(module);
   bind_data_parallel(module);

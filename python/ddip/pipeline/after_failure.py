@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddip.pipeline.saving import restore_stage, stage_state
+from ddip.pipeline.saved_stage import restore_stage, stage_state
 from ddip.pipeline.stepping import hash_of
 from ddip.replicas import gather_objects
 

@@ -43,6 +43,7 @@ from ddip.pipeline.random_state import RandomState
 from ddip.pipeline.rates import MakeScheduler
 from ddip.pipeline.report import Report
 from ddip.pipeline.run_report import report_of
+from ddip.pipeline.saved_stage import plain
 from ddip.pipeline.stage_calls import StageCalls
 from ddip.pipeline.stage_making import made_stage
 from ddip.pipeline.stage_view import StageView, look_at, set_rate
@@ -461,7 +462,7 @@ class Pipeline:
         """Of one of this rank's stages, copied to the CPU. A module's extra state may be no tensor."""
         if index in self.versions:
             self.versions[index].settle()
-        return {name: saving.plain(value) for name, value in self.modules[index].state_dict().items()}
+        return {name: plain(value) for name, value in self.modules[index].state_dict().items()}
 
     def stage(self, index: int) -> StageView:
         """What is in a stage, wherever it is: weights, steps done, rates. All ranks call it."""
@@ -478,7 +479,7 @@ class Pipeline:
         return [stage.index for stage in self.native_stages]
 
     def save(self, path: str | Path) -> None:
-        """Weights, optimizers, policies: everything that a later run needs. All ranks call it."""
+        """Weights, optimizers, policies: everything that a later run needs, into a folder that all ranks see. All ranks call it."""
         self.follow_rebuild()
         self._make_equal_again()
         saving.save(self, path)

@@ -59,7 +59,9 @@ Manifest::File Store::write(uint64_t step, const Part& part) const {
   if (error) throw ConfigError(fmt::format("{}: {}", folder_.string(), error.message()));
   if (made) sync_folder(folder_.parent_path());
   const std::string name = unused_name(folder_, step, part.name);
-  return {name, write_safetensors(folder_ / name, part.tensors, {{"format", "pt"}})};
+  std::map<std::string, std::string> metadata = part.metadata;
+  metadata["format"] = "pt";  // what other programs look for
+  return {name, write_safetensors(folder_ / name, part.tensors, metadata)};
 }
 
 void Store::publish(const Manifest& manifest, bool best) const {

@@ -28,6 +28,7 @@ class Store {
   struct Part {
     std::string name;
     std::vector<NamedBytes> tensors;
+    std::map<std::string, std::string> metadata = {};  // what is no tensor
   };
   struct Snapshot {
     uint64_t step = 0;

@@ -479,11 +479,13 @@ TEST(CppPipelineSaving, what_is_damaged_missing_or_foreign_is_refused) {
   refused(folder.path(), "it is damaged");
   fs::remove_all(folder.path());
   refused(folder.path(), "no pipeline is saved there");
-  write(folder.path(), "a file, as Python's");
+  write(folder.path(), "a file");
   refused(folder.path(), "it is a file; expected a folder that Pipeline::save wrote");
   fs::remove(folder.path());
   checkpoint::Store(folder.path()).save({1, R"({"epoch": 3})", {{"rank-0", {}}, {"rank-1", {}}}});
   refused(folder.path(), "it has checkpoints, but of no pipeline");
+  checkpoint::Store(folder.path()).save({2, R"({"what": "ddip pipeline of Python"})", {{"stage-0", {}}}});
+  refused(folder.path(), "Python's pipe.save wrote it; expected a pipeline of a C++ program");
 }
 
 TEST(CppPipelineSaving, what_cannot_be_saved_or_loaded_says_so) {

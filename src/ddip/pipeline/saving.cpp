@@ -14,6 +14,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr const char* kWhat = "ddip pipeline";
+constexpr const char* kPythons = "ddip pipeline of Python";
 
 std::string part_of(int rank) { return fmt::format("rank-{}", rank); }
 
@@ -49,6 +50,8 @@ void require_same(const json& saved, const json& here, const std::string& what) 
 }
 
 void require_same_pipeline(const json& saved, const RankOnDisk& rank) {
+  if (saved.value("what", "") == kPythons)
+    throw ConfigError("Python's pipe.save wrote it; expected a pipeline of a C++ program");
   if (saved.value("what", "") != kWhat) throw ConfigError("it has checkpoints, but of no pipeline");
   const json here = about_pipeline(rank);
   for (const char* what : {"stages", "ranks", "replicas", "placement", "staleness"})
