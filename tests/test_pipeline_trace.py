@@ -167,6 +167,7 @@ def test_every_message_is_an_arrow_from_its_send_to_its_receive_and_forward_in_t
         assert dot["ts"] + dot["dur"] <= receive["ts"] + receive["dur"] + 1e-6 and dot["dur"] <= 0.001
         assert dot["args"] == {"micro_batch": receive["args"]["micro_batch"]}
         assert (send["cat"], receive["cat"]) == ("send", "receive") and pair["f"]["bp"] == "e"
+        assert (send["pid"] - 1) // 2 == (receive["pid"] - 1) // 2, "pipelines side by side have two ranks each"
         assert send["pid"] != receive["pid"] and send["args"]["micro_batch"] == receive["args"]["micro_batch"]
         assert pair["s"]["ts"] <= pair["f"]["ts"], "a message comes after it was sent: the ranks are on one clock"
 

@@ -41,6 +41,7 @@ int main() {
       [](std::vector<at::Tensor> parameters) { return std::make_unique<torch::optim::Adam>(parameters, 0.002); },
       {.schedule = "1f1b",
        .micro_batches = 4,
+       .window = model.window,
        .placement = model.placement,
        .edges = model.edges,
        .costs = model.costs});

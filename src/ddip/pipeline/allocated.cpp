@@ -5,6 +5,8 @@
 #include <map>
 #include <mutex>
 
+#include "ddip/base/error.h"
+
 namespace ddip::pipeline {
 
 // As torch's own profiler hears of memory. A backward takes it along to the threads of the engine.
@@ -32,7 +34,14 @@ class Allocated::Count : public c10::MemoryReportingInfoBase {
   std::map<void*, uint64_t> sizes_;
 };
 
-Allocated::Allocated() : count_(std::make_shared<Count>()), guard_(c10::DebugInfoKind::PROFILER_STATE, count_) {}
+// torch's profiler takes whatever is there for its own.
+std::shared_ptr<Allocated::Count> Allocated::only_count() {
+  if (c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE))
+    throw ConfigError("what a forward keeps cannot be counted while torch's profiler counts; expected it to be off");
+  return std::make_shared<Count>();
+}
+
+Allocated::Allocated() : count_(only_count()), guard_(c10::DebugInfoKind::PROFILER_STATE, count_) {}
 
 uint64_t Allocated::bytes() const { return count_->bytes(); }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "ddip/base/error.h"
 
@@ -21,14 +22,19 @@ int64_t changes_of(const Value& value) {
 }  // namespace
 
 Graph::Source Graph::append(Node node) {
-  if (node.name.find_first_not_of(" .") == std::string::npos || node.name.find('.') != std::string::npos)
+  if (node.name.find_first_not_of(' ') == std::string::npos)
+    throw ConfigError(fmt::format("a graph's layer {:?}: expected a name", node.name));
+  if (node.name.find('.') != std::string::npos)
     throw ConfigError(fmt::format("a graph's layer {:?}: expected a name without dots", node.name));
   if (std::ranges::any_of(nodes_, [&](const Node& other) { return other.name == node.name; }))
     throw ConfigError(fmt::format("a graph has {:?} twice: expected each name once", node.name));
-  for (size_t read : node.reads) last_reader_[read] = nodes_.size();
+  for (size_t read : node.reads) {
+    std::vector<size_t>& readers = readers_[read];
+    if (readers.empty() || readers.back() != nodes_.size()) readers.push_back(nodes_.size());
+  }
   nodes_.push_back(std::move(node));
-  last_reader_.push_back(0);
-  return {nodes_.size() - 1, identity_};
+  readers_.emplace_back();
+  return {nodes_.size() - 1, nodes_.back().identity};
 }
 
 Graph::Source Graph::input(std::string name) {
@@ -39,9 +45,9 @@ Graph::Source Graph::add(std::string name, Part layer, std::vector<Source> reads
   if (reads.empty()) throw ConfigError(fmt::format("a graph's layer {:?} reads nothing: expected something", name));
   Node node{.name = std::move(name), .layer = std::move(layer), .reads = {}};
   for (const Source& read : reads) {
-    if (read.graph_ != identity_)
+    if (read.index_ >= nodes_.size() || nodes_[read.index_].identity != read.node_)
       throw ConfigError(fmt::format("a graph's layer {:?} reads what another graph has", node.name));
-    node.reads.push_back(read.index());
+    node.reads.push_back(read.index_);
   }
   return append(std::move(node));
 }
@@ -65,7 +71,7 @@ std::vector<size_t> Graph::layers() const {
 size_t Graph::result() const {
   std::vector<size_t> found;
   for (size_t layer : layers()) {
-    if (last_reader(layer) == 0) found.push_back(layer);
+    if (readers(layer).empty()) found.push_back(layer);
   }
   if (found.empty()) throw ConfigError("a graph has no layer: expected some");
   if (found.size() > 1)
@@ -85,37 +91,55 @@ void Graph::spread(const Value& x, std::vector<Value>& values) const {
   for (size_t i = 0; i < places.size(); ++i) values[places[i]] = items[i];
 }
 
-void Graph::run_layers(const std::vector<size_t>& layers, std::vector<Value>& values,
-                       const std::vector<size_t>& sent) const {
-  const auto contains = [](const std::vector<size_t>& some, size_t node) {
-    return std::ranges::find(some, node) != some.end();
-  };
-  const auto is_read_after = [&](size_t node, size_t layer) {
-    return last_reader(node) > layer || contains(sent, node);
-  };
-  std::vector<std::pair<size_t, int64_t>> watched;  // nodes, and how often they have been changed until now
+namespace {
+
+// With the layer's name, if it says in its own words what went wrong.
+Value called(const Graph::Node& node, const Value& given) {
+  try {
+    return node.layer->forward(given);
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("layer {:?}: {}", node.name, error.what()));
+  } catch (c10::Error& error) {
+    error.add_context(fmt::format("in layer {:?}", node.name));
+    throw;
+  }
+}
+
+}  // namespace
+
+std::vector<at::Tensor> Graph::run_layers(const std::vector<size_t>& layers, std::vector<Value>& values) const {
+  std::vector<at::Tensor> losses;
+  std::map<size_t, int64_t> changes;  // by node that several layers read: how often it has been changed until now
   for (size_t node = 0; node < nodes_.size(); ++node) {
-    if (!contains(layers, node) && is_read_after(node, layers.front()))
-      watched.emplace_back(node, changes_of(values[node]));
+    if (readers(node).size() > 1) changes[node] = changes_of(values[node]);
   }
   for (size_t layer : layers) {
-    const auto& [name, part, reads] = nodes_[layer];
-    if (reads.size() == 1) {
-      values[layer] = part->forward(values[reads[0]]);
+    const Node& here = nodes_[layer];
+    Value given;
+    if (here.reads.size() == 1) {
+      given = values[here.reads[0]];
     } else {
       Value::Tuple arguments;
-      for (size_t read : reads) arguments.items.push_back(values[read]);
-      values[layer] = part->forward(Value{std::move(arguments)});
+      for (size_t read : here.reads) arguments.items.push_back(values[read]);
+      given = Value{std::move(arguments)};
     }
-    for (const auto& [node, before] : watched) {
-      if (!is_read_after(node, layer) || changes_of(values[node]) == before) continue;
-      const size_t reader = last_reader(node);
-      throw ConfigError(fmt::format(
-          "layer {:?} changes {:?} in place, which {}, too: expected a layer that leaves it as it is", name,
-          nodes_[node].name, reader == layer ? "another stage reads" : fmt::format("{:?} reads", nodes_[reader].name)));
+    values[layer] = called(here, given);
+    if (here.layer->auxiliary_losses) {
+      for (at::Tensor& loss : here.layer->auxiliary_losses()) losses.push_back(std::move(loss));
     }
-    if (is_read_after(layer, layer)) watched.emplace_back(layer, changes_of(values[layer]));
+    for (auto& [node, before] : changes) {
+      if (node == layer) {
+        before = changes_of(values[node]);
+      } else if (changes_of(values[node]) != before) {
+        const std::vector<size_t>& others = readers(node);
+        const size_t other = others.back() == layer ? others.front() : others.back();
+        throw ConfigError(fmt::format(
+            "layer {:?} changes {:?} in place, which {:?} reads, too: expected a layer that leaves it as it is",
+            here.name, nodes_[node].name, nodes_[other].name));
+      }
+    }
   }
+  return losses;
 }
 
 Value Graph::run(const Value& x) const {

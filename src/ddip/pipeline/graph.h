@@ -25,26 +25,24 @@ class Graph {
  public:
   // What a layer may read: an input of the model, or what a layer gives.
   class Source {
-   public:
-    size_t index() const { return index_; }  // in nodes()
-
    private:
     friend class Graph;
-    Source(size_t index, std::shared_ptr<const Identity> graph) : index_(index), graph_(std::move(graph)) {}
-    size_t index_;
-    std::shared_ptr<const Identity> graph_;
+    Source(size_t index, std::shared_ptr<const Identity> node) : index_(index), node_(std::move(node)) {}
+    size_t index_;  // in nodes()
+    std::shared_ptr<const Identity> node_;
   };
 
   struct Node {
     std::string name;
     std::optional<Part> layer;  // none: an input
     std::vector<size_t> reads;  // earlier nodes, in the order of the layer's arguments
+    std::shared_ptr<const Identity> identity = std::make_shared<Identity>();  // a copied graph's node is the same
   };
 
   // A single input is a batch's x; several are the items of x, in their order.
   Source input(std::string name = "input");
   // Whatever a Part can be made of; several readings are its arguments. Its parameters are "name.weight", … in the
-  // pipeline's state. Throws ConfigError: a name with a dot, without a letter or there already, nothing to read.
+  // pipeline's state. Throws ConfigError: no name, one with a dot or there already, nothing to read.
   Source add(std::string name, Part layer, std::vector<Source> reads);
 
   // Each behind all that it reads.
@@ -53,27 +51,25 @@ class Graph {
   std::vector<size_t> layers() const;
   // The layer that no other one reads. Throws ConfigError: there is none, or several.
   size_t result() const;
-  // The last node that reads it; 0: nobody does.
-  size_t last_reader(size_t node) const { return last_reader_.at(node); }
+  // The layers that read it, in their order.
+  const std::vector<size_t>& readers(size_t node) const { return readers_.at(node); }
 
-  // The model in this process. Throws as run_layers().
+  // The model in this process. Losses of its layers' own are dropped. Throws as run_layers().
   Value run(const Value& x) const;
 
-  // Some layers: `values` has a place for each node, and what comes from elsewhere is there already. `sent`: nodes that
-  // other stages will read. Throws ConfigError if a layer changes in place what is sent or what a later layer reads,
-  // wherever that is: the result would be another one in every cut. Two values that are one memory, as a view is, can
-  // be seen to be so only in one process: run() looks at the whole model.
-  void run_layers(const std::vector<size_t>& layers, std::vector<Value>& values,
-                  const std::vector<size_t>& sent = {}) const;
+  // Some layers: `values` has a place for each node, and what comes from elsewhere is there already. Gives losses of
+  // the layers' own. Throws ConfigError if a layer changes in place what several layers read, also if it is the last
+  // one to read it: in another cut it would not be. (Two values that are one memory, as a view is, can be seen to be so
+  // only where both are: run() looks at the whole model.)
+  std::vector<at::Tensor> run_layers(const std::vector<size_t>& layers, std::vector<Value>& values) const;
   // Puts a batch's x where the inputs are.
   void spread(const Value& x, std::vector<Value>& values) const;
 
  private:
   Source append(Node node);
 
-  std::shared_ptr<const Identity> identity_ = std::make_shared<Identity>();  // a copy's is the same
   std::vector<Node> nodes_;
-  std::vector<size_t> last_reader_;
+  std::vector<std::vector<size_t>> readers_;
 };
 
 }  // namespace ddip::pipeline

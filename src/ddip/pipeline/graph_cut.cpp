@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "ddip/base/error.h"
 #include "ddip/base/nearest_name.h"
@@ -47,6 +48,8 @@ struct StageOfGraph {
   Nodes layers;
   std::vector<Nodes> incoming, outgoing;  // by edge, in the order of the list of edges
   bool first = false;
+  // Of the newest forward, until they are asked for.
+  std::shared_ptr<std::vector<at::Tensor>> losses = std::make_shared<std::vector<at::Tensor>>();
 
   Value operator()(const Value& given) const {
     std::vector<Value> values(graph->nodes().size());
@@ -58,7 +61,7 @@ struct StageOfGraph {
       const auto& arguments = items_of(given, "a value from each edge", static_cast<int64_t>(incoming.size()));
       for (size_t edge = 0; edge < incoming.size(); ++edge) unpack(arguments[edge], incoming[edge], values);
     }
-    graph->run_layers(layers, values, each_once(outgoing));
+    *losses = graph->run_layers(layers, values);
     if (outgoing.empty()) return values[layers.back()];
     if (outgoing.size() == 1) return packed(outgoing[0], values);
     Value::Tuple each;
@@ -72,25 +75,15 @@ std::shared_ptr<torch::nn::Module> module_of(const Graph& graph, const Nodes& la
   auto all = std::make_shared<torch::nn::Module>("Layers");
   std::set<const torch::nn::Module*> seen;
   for (size_t layer : layers) {
-    const auto& [name, part, reads] = graph.nodes()[layer];
+    const auto& [name, part, reads, identity] = graph.nodes()[layer];
     if (part->module && seen.insert(part->module.get()).second) all->register_module(name, part->module);
   }
   return seen.empty() ? nullptr : all;
 }
 
-std::function<std::vector<at::Tensor>()> auxiliary_losses_of(const Graph& graph, const Nodes& layers) {
-  std::vector<std::function<std::vector<at::Tensor>()>> asked;
-  for (size_t layer : layers) {
-    if (auto one = graph.nodes()[layer].layer->auxiliary_losses) asked.push_back(std::move(one));
-  }
-  if (asked.empty()) return {};
-  return [asked] {
-    std::vector<at::Tensor> found;
-    for (const auto& one : asked) {
-      for (at::Tensor& loss : one()) found.push_back(std::move(loss));
-    }
-    return found;
-  };
+bool has_losses(const Graph& graph, const Nodes& layers) {
+  return std::ranges::any_of(layers,
+                             [&](size_t layer) { return graph.nodes()[layer].layer->auxiliary_losses != nullptr; });
 }
 
 std::vector<std::string> names_of(const Graph& graph, const Nodes& nodes) {
@@ -99,13 +92,12 @@ std::vector<std::string> names_of(const Graph& graph, const Nodes& nodes) {
   return found;
 }
 
-Part part_of(const Graph& graph, StageOfGraph stage) {
+Part part_of(const Graph& graph, const StageOfGraph& stage) {
   const std::vector<std::string> names = names_of(graph, stage.layers);
   const Nodes takes = stage.first ? graph.inputs() : each_once(stage.incoming), gives = each_once(stage.outgoing);
-  auto losses = auxiliary_losses_of(graph, stage.layers);
-  auto module = module_of(graph, stage.layers);
-  Part part(std::move(module), [stage = std::move(stage)](const Value& given) { return stage(given); });
-  part.auxiliary_losses = std::move(losses);
+  Part part(module_of(graph, stage.layers), [stage](const Value& given) { return stage(given); });
+  if (has_losses(graph, stage.layers))
+    part.auxiliary_losses = [losses = stage.losses] { return std::exchange(*losses, {}); };
   part.name = names.size() == 1 ? names[0] : fmt::format("{} … {}", names.front(), names.back());
   part.prefix = "";
   part.takes = names_of(graph, takes);
@@ -143,7 +135,7 @@ GraphCut cut_by(const Graph& graph, const std::vector<size_t>& stage_of) {
       if (edge.second == index) stage.incoming.emplace_back(nodes.begin(), nodes.end());
       if (edge.first == index) stage.outgoing.emplace_back(nodes.begin(), nodes.end());
     }
-    made.parts.push_back(part_of(graph, std::move(stage)));
+    made.parts.push_back(part_of(graph, stage));
   }
   for (const auto& [edge, nodes] : crossing)
     made.edges.push_back({static_cast<int>(edge.first), static_cast<int>(edge.second)});
@@ -166,7 +158,7 @@ GraphCut cut(const Graph& graph, const std::vector<std::vector<std::string>>& st
   }
   std::vector<size_t> by_layer;
   for (size_t layer : layers) {
-    const auto& [name, part, reads] = graph.nodes()[layer];
+    const auto& [name, part, reads, identity] = graph.nodes()[layer];
     if (!stage_of.contains(name)) throw ConfigError(fmt::format("layer {:?} is in no stage", name));
     by_layer.push_back(stage_of[name]);
     for (size_t read : reads) {
@@ -200,6 +192,12 @@ void require_edges_of_graph(const std::vector<Part>& parts, const std::vector<sc
   for (const auto& [from, to] : edges) {
     const auto& given = parts.at(static_cast<size_t>(from)).gives;
     brought.at(static_cast<size_t>(to)).insert(given.begin(), given.end());
+    const auto& taken = parts.at(static_cast<size_t>(to)).takes;
+    if (std::ranges::none_of(given,
+                             [&](const std::string& name) { return std::ranges::find(taken, name) != taken.end(); }))
+      throw ConfigError(fmt::format(
+          "edge {} -> {}: stage {} of a graph takes nothing that stage {} gives: expected the edges that cut() gave",
+          from, to, to, from));
   }
   for (size_t stage = 1; stage < parts.size(); ++stage) {
     for (const std::string& name : parts[stage].takes) {

@@ -312,18 +312,50 @@ TEST(CppGraph, a_module_of_two_layers_is_there_once) {
   });
 }
 
-TEST(CppGraph, losses_of_layers_are_those_of_their_stage) {
-  on_ranks(1, [](const auto&) {
-    Linear layer(6, 3);
-    auto noted = std::make_shared<int>(0);
-    Part with_loss(layer);
-    with_loss.auxiliary_losses = [noted] { return std::vector<at::Tensor>{at::full({}, ++*noted)}; };
-    Graph graph;
-    const auto first = graph.add("first", with_loss, {graph.input()});
-    graph.add("last", [](const at::Tensor& x) { return x * 2; }, {graph.add("second", with_loss, {first})});
-    const GraphCut made = cut(graph, {{"first", "second"}, {"last"}});
-    require(made.parts[0].auxiliary_losses().size() == 2, "two of one stage");
-    require(!made.parts[1].auxiliary_losses, "none of the other");
+// A layer that is used twice and notes a loss at each forward, in either way in which one may keep it.
+TEST(CppGraph, losses_of_layers_are_trained_on_as_in_one_process) {
+  on_ranks(2, [](const auto& ranks) {
+    const auto layers = [] {
+      torch::manual_seed(0);
+      std::pair<Linear, Linear> made{Linear(6, 6), Linear(6, 3)};
+      made.first->to(at::kDouble);
+      made.second->to(at::kDouble);
+      return made;
+    };
+    const auto penalty = [](const at::Tensor& out) { return 0.1 * out.pow(2).mean(); };
+    const Pairs batches = data(3, 8, 4);
+    auto [twice, last] = layers();
+    std::vector<at::Tensor> parameters = twice->parameters();
+    for (const at::Tensor& one : last->parameters()) parameters.push_back(one);
+    auto optimizer = sgd(parameters);
+    for (const auto& [x, y] : batches) {
+      optimizer->zero_grad();
+      const at::Tensor a = twice(x), b = twice(a);
+      (mse(last(b), y) + penalty(a) + penalty(b)).backward();
+      optimizer->step();
+    }
+    for (const bool assigned : {false, true}) {
+      auto [ours, end] = layers();
+      auto noted = std::make_shared<std::vector<at::Tensor>>();
+      Part with_loss(ours.ptr(), [ours = ours, noted, assigned, penalty](const at::Tensor& x) mutable {
+        at::Tensor out = ours(x);
+        if (assigned) noted->clear();
+        noted->push_back(penalty(out));
+        return out;
+      });
+      with_loss.auxiliary_losses = [noted] { return std::exchange(*noted, {}); };
+      Graph graph;
+      const auto first = graph.add("first", with_loss, {graph.input()});
+      graph.add("last", end, {graph.add("second", with_loss, {first})});
+      graph.run(Value{batches[0].first});  // leaves nothing that is trained on
+      const GraphCut made = cut(graph, {{"first", "second"}, {"last"}});
+      require(!made.parts[1].auxiliary_losses, "none of the other stage");
+      Pipeline pipe(ranks, made.parts, mse, sgd, {.schedule = "1f1b", .micro_batches = 4, .edges = made.edges});
+      pipe.run(batches);
+      const State found = pipe.state();
+      require((found.at("first.weight") - twice->weight).abs().max().template item<double>() < 1e-12, "used twice");
+      require((found.at("last.weight") - last->weight).abs().max().template item<double>() < 1e-12, "the last");
+    }
   });
 }
 
@@ -351,15 +383,17 @@ TEST(CppGraph, what_a_layer_changes_in_place_nobody_else_may_read) {
       require(refusal([&] { graph.run(x); }).find("changes \"first\" in place") != std::string::npos, "a view");
     }
     {
-      Graph graph;  // the last reader changes it: all is well in one process, but not if it goes first
+      Graph graph;  // also by its last reader: in another cut it would not be the last
       const auto first = graph.add("first", same, {graph.input()});
       const auto other = graph.add("other", same, {first});
       graph.add("sum", sum, {other, graph.add("double", doubled, {first})});
-      require(graph.run(x).tensor()->item<double>() == 12, "the model");
-      require(through(cut(graph, 4), *x.tensor()).item<double>() == 12, "cut behind each layer");
-      says(refusal([&] { through(cut(graph, {{"first", "double"}, {"other", "sum"}}), *x.tensor()); }),
-           "layer \"double\" changes \"first\" in place, which another stage reads, too: expected a layer that "
-           "leaves it as it is");
+      const std::string expected =
+          "layer \"double\" changes \"first\" in place, which \"other\" reads, too: expected a layer that leaves it as "
+          "it is";
+      says(refusal([&] { graph.run(x); }), expected);
+      for (const auto& stages : {std::vector<std::vector<std::string>>{{"first"}, {"other"}, {"double"}, {"sum"}},
+                                 {{"first", "double"}, {"other", "sum"}}})
+        says(refusal([&] { through(cut(graph, stages), *x.tensor()); }), expected);
     }
     {
       Graph graph;  // nobody reads it again
@@ -378,6 +412,165 @@ TEST(CppGraph, stages_without_their_edges_are_refused) {
     std::ranges::reverse(turned);
     says(refusal([&] { Pipeline(ranks, made.parts, mse, sgd, {.placement = {0, 1, 0}, .edges = turned}); }),
          "edges of a graph's stages: expected those that cut() gave, in their order");
+    Graph chain;
+    const auto same = [](const at::Tensor& x) { return x; };
+    chain.add("c", Linear(6, 3), {chain.add("b", same, {chain.add("a", same, {chain.input()})})});
+    const GraphCut of_chain = cut(chain, 3);
+    says(refusal([&] {
+           Pipeline(ranks, of_chain.parts, mse, sgd, {.placement = {0, 1, 0}, .edges = {{0, 1}, {0, 2}, {1, 2}}});
+         }),
+         "edge 0 -> 2: stage 2 of a graph takes nothing that stage 0 gives: expected the edges that cut() gave");
+  });
+}
+
+TEST(CppGraph, buffers_of_two_stages_are_refused) {
+  on_ranks(2, [](const auto& ranks) {
+    torch::nn::BatchNorm1d norm(torch::nn::BatchNorm1dOptions(6).affine(false));
+    Graph graph;
+    const auto first = graph.add("first", norm, {graph.input()});
+    const auto middle = graph.add("middle", Linear(6, 6), {first});
+    graph.add("last", Linear(6, 3), {graph.add("second", norm, {middle})});
+    says(refusal([&] { Pipeline(ranks, cut(graph, {{"first", "middle"}, {"second", "last"}}).parts, mse, sgd); }),
+         "first.running_mean of stage 0 and second.running_mean of stage 1 are one buffer; each stage would write its "
+         "own copy: expected its layers in one stage");
+    require(!cut(graph, {{"first", "middle", "second"}, {"last"}}).parts.empty(), "of one stage it may be");
+  });
+}
+
+// The function knows a weight that its module has not.
+TEST(CppGraph, a_weight_that_a_function_hides_is_refused_before_a_step) {
+  on_ranks(2, [](const auto& ranks) {
+    const auto said_by = [&](const Graph& graph) {
+      const GraphCut made = cut(graph, 2);
+      Pipeline pipe(ranks, made.parts, mse, sgd, {.schedule = "1f1b", .micro_batches = 4, .edges = made.edges});
+      const State before = pipe.state();
+      const std::string said = refusal<std::exception>([&] { pipe.run(data(1, 8)); });
+      require(furthest(before, pipe.state()) == 0, "nothing was trained");
+      return said;
+    };
+    torch::manual_seed(0);
+    Linear table(6, 3), deep(3, 3);
+    table->to(at::kDouble), deep->to(at::kDouble);
+    Graph tied;
+    const auto first = tied.add("table", table, {tied.input()});
+    tied.add("head",
+             Part(deep.ptr(),
+                  [deep, table](const at::Tensor& x) mutable {
+                    return torch::matmul(deep(x), table->weight).slice(1, 0, 3);
+                  }),
+             {first});
+    const std::string of_other = said_by(tied);
+    require(of_other.find("stage 1 (head) computes with table.weight of stage 0, past its module") != std::string::npos,
+            of_other);
+    Graph untrained;
+    const auto known = untrained.add("first", table, {untrained.input()});
+    untrained.add("last", [deep](const at::Tensor& x) mutable { return deep(x); }, {known});
+    const std::string of_none = said_by(untrained);
+    require(of_none.find("stage 1 (last) computes with a weight of ") != std::string::npos &&
+                of_none.find("in no stage's module") != std::string::npos,
+            of_none);
+    Graph fine;  // leaves of a forward's own are others each time
+    const auto begun = fine.add("first", table, {fine.input()});
+    fine.add(
+        "last",
+        Part(deep.ptr(),
+             [deep](const at::Tensor& x) mutable { return deep(x) + at::ones({3}, at::kDouble).requires_grad_(); }),
+        {begun});
+    const GraphCut made = cut(fine, 2);
+    Pipeline(ranks, made.parts, mse, sgd, {.schedule = "1f1b", .micro_batches = 4, .edges = made.edges})
+        .run(data(2, 8));
+  });
+}
+
+TEST(CppGraph, who_cannot_compute_is_named) {
+  on_ranks(1, [](const auto&) {
+    Graph graph;
+    const auto first = graph.add("first", Linear(6, 4), {graph.input()});
+    graph.add("wrong", Linear(5, 3), {first});
+    const std::string of_torch = refusal<std::exception>([&] { graph.run(Value{torch::ones({2, 6})}); });
+    require(of_torch.substr(0, of_torch.find('\n')).find("in layer \"wrong\"") != std::string::npos, of_torch);
+    Graph another;
+    const auto one = another.add("one", Linear(6, 4), {another.input()});
+    another.add("join", Join(), {one});
+    const std::string of_ours = refusal([&] { another.run(Value{torch::ones({2, 6})}); });
+    require(of_ours.starts_with("layer \"join\": "), of_ours);
+  });
+}
+
+// What else a pipeline does, with branches: replicas, saves, evaluation, values that are no tensors.
+TEST(CppGraph, stages_of_a_graph_are_as_good_as_others) {
+  on_ranks(4, [](const auto& ranks) {
+    const Pairs batches = data(4, 8, 8);
+    const std::vector<std::vector<std::string>> stages = {{"down"}, {"split", "left", "deep"}, {"join", "late", "sum"}};
+    const auto made = [&](int replicas) {
+      const GraphCut parts = cut(graph_of(Plain()), stages);
+      return Pipeline(
+          ranks, parts.parts, mse, sgd,
+          {.schedule = "1f1b", .micro_batches = 4, .replicas = replicas, .placement = {0, 1, 0}, .edges = parts.edges});
+    };
+    Pipeline pipe = made(2);
+    Pairs mine;
+    const int64_t begin = ranks->rank() < 2 ? 0 : 4;
+    for (const auto& [x, y] : batches) mine.emplace_back(x.narrow(0, begin, 4), y.narrow(0, begin, 4));
+    pipe.run(mine);
+    const double off = furthest(trained_plainly(Plain(), batches), pipe.state());
+    require(off < 1e-12, fmt::format("replicas: off by {}", off));
+    const auto folder = std::filesystem::temp_directory_path() / fmt::format("ddip-graph-{}", ::getppid());
+    pipe.save(folder);
+    Pipeline again = made(2);
+    again.load(folder);
+    require(furthest(pipe.state(), again.state()) == 0, "loaded");
+    ranks->barrier();
+    if (ranks->rank() == 0) std::filesystem::remove_all(folder);
+    Plain plain;
+    trained_plainly(plain, batches);
+    double expected = 0;
+    {
+      const at::NoGradGuard quiet;
+      for (const auto& [x, y] : batches) expected += mse(plain->forward(x), y).template item<double>() / 4;
+    }
+    const double found = again.evaluate(mine).loss;
+    if (ranks->rank() == 0) require(std::abs(found - expected) < 1e-12, fmt::format("{} for {}", found, expected));
+  });
+}
+
+TEST(CppGraph, values_that_are_no_tensors_go_along) {
+  on_ranks(2, [](const auto& ranks) {
+    using Mixed = std::tuple<at::Tensor, std::optional<at::Tensor>, int64_t>;
+    torch::manual_seed(0);
+    Linear first(6, 3), last(3, 3);
+    first->to(at::kDouble), last->to(at::kDouble);
+    Graph graph;
+    const auto mixed = graph.add(
+        "mixed", Part(first.ptr(), [first](const at::Tensor& x) mutable { return Mixed(first(x), std::nullopt, 2); }),
+        {graph.input()});
+    const auto middle =
+        graph.add("middle", Part(last.ptr(), [last](const Mixed& m) mutable { return last(std::get<0>(m)); }), {mixed});
+    graph.add("end",
+              [](const at::Tensor& x, const Mixed& m) {
+                return std::get<1>(m) ? x * 100 : x * std::get<2>(m) + std::get<0>(m);
+              },
+              {middle, mixed});
+    const GraphCut made = cut(graph, 3);
+    const Pairs batches = data(2, 8);
+    torch::manual_seed(0);
+    Linear plain_first(6, 3), plain_last(3, 3);
+    plain_first->to(at::kDouble), plain_last->to(at::kDouble);
+    std::vector<at::Tensor> parameters = plain_first->parameters();
+    for (const at::Tensor& one : plain_last->parameters()) parameters.push_back(one);
+    auto optimizer = sgd(parameters);
+    for (const auto& [x, y] : batches) {
+      optimizer->zero_grad();
+      const at::Tensor hidden = plain_first(x);
+      mse(plain_last(hidden) * 2 + hidden, y).backward();
+      optimizer->step();
+    }
+    Pipeline pipe(ranks, made.parts, mse, sgd,
+                  {.schedule = "1f1b", .micro_batches = 4, .placement = {0, 1, 0}, .edges = made.edges});
+    pipe.run(batches);
+    const State found = pipe.state();
+    require((found.at("mixed.weight") - plain_first->weight).abs().max().template item<double>() < 1e-12, "first");
+    require((found.at("middle.weight") - plain_last->weight).abs().max().template item<double>() < 1e-12, "last");
   });
 }
 
@@ -403,12 +596,17 @@ TEST(CppGraph, what_makes_no_sense_is_refused_in_one_line) {
     const auto a = other.add("a", same, {x});
     says(refusal([&] { other.add("a", same, {x}); }), "a graph has \"a\" twice: expected each name once");
     says(refusal([&] { other.add("b.c", same, {x}); }), "a graph's layer \"b.c\": expected a name without dots");
-    says(refusal([&] { other.add("", same, {x}); }), "a graph's layer \"\": expected a name without dots");
+    says(refusal([&] { other.add("", same, {x}); }), "a graph's layer \"\": expected a name");
     Graph another;
     another.add("a", same, {another.input()});
     says(refusal([&] { another.add("b", same, {a}); }), "a graph's layer \"b\" reads what another graph has");
     Graph copy = other;
-    copy.add("b", same, {a});
+    const auto of_copy = copy.add("b", same, {a});
+    says(refusal([&] { Graph(other).add("c", same, {of_copy}); }),
+         "a graph's layer \"c\" reads what another graph has");
+    Graph grown = other;
+    grown.add("d", same, {x});
+    says(refusal([&] { grown.add("c", same, {of_copy}); }), "a graph's layer \"c\" reads what another graph has");
     says(refusal([&] { Graph().run(Value{at::ones({1})}); }), "a graph has no layer: expected some");
     other.add("b", same, {x});
     says(refusal([&] { cut(other, 2); }),

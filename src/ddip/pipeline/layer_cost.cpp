@@ -1,6 +1,7 @@
 #include "ddip/pipeline/layer_cost.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/cuda.h>
@@ -62,8 +63,10 @@ LayerCost::LayerCost(const Part& part, Place place, std::vector<Value> inputs)
   try {
     outputs_ = run(given);
   } catch (const std::exception& error) {
+    std::vector<std::string> came;
+    for (const Value& input : inputs_) came.push_back(describe(input));
     throw ConfigError(
-        fmt::format("{} cannot run with {}: {}", place_.name, describe(inputs_.front()), first_line(error)));
+        fmt::format("{} cannot run with {}: {}", place_.name, fmt::join(came, " and "), first_line(error)));
   }
   if (place_.outgoing > 1 && outputs_.size() != place_.outgoing)
     throw ConfigError(
@@ -152,12 +155,6 @@ uint64_t LayerCost::count_activations() const {
       graph.push_back(torch::autograd::impl::gradient_edge(made));
     bytes = allocated.bytes();
   });
-  return bytes;
-}
-
-uint64_t LayerCost::parameter_bytes() const {
-  uint64_t bytes = 0;
-  for (const auto& [name, tensor] : parameters_of(part_)) bytes += tensor.nbytes();
   return bytes;
 }
 

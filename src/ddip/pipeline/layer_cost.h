@@ -25,7 +25,6 @@ class LayerCost {
 
   double forward_ms() const { return forward_; }
   double backward_ms() const { return backward_; }
-  uint64_t parameter_bytes() const;
 
  private:
   std::vector<Value> run(const std::vector<Value>& given) const;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "ddip/base/check.h"
 #include "ddip/base/error.h"
@@ -16,6 +17,7 @@
 #include "ddip/pipeline/graph_cut.h"
 #include "ddip/pipeline/layer_cost.h"
 #include "ddip/pipeline/link_speed.h"
+#include "ddip/schedule/window.h"
 
 namespace ddip::pipeline {
 namespace {
@@ -87,12 +89,11 @@ schedule::StageCost stage_cost(double forward, double backward) {
 }
 
 // Stages that take less time are better, and so are fewer of them on a rank.
-partition::Cut cut_of(const partition::Graph& graph, size_t ranks, const CutOptions& options, double link) {
-  const partition::Costs costs{
-      .link_bytes_per_ms = link, .recompute = options.recompute, .memory_cap = options.memory_cap};
+partition::Cut cut_of(const partition::Graph& graph, size_t ranks, const std::string& placement,
+                      const partition::Costs& costs) {
   partition::check_costs(costs);
-  if (options.placement == "mixed") return partition::cut_mixed(graph, ranks, costs);
-  if (options.placement == "single") return partition::cut_model(graph, ranks, costs);
+  if (placement == "mixed") return partition::cut_mixed(graph, ranks, costs);
+  if (placement == "single") return partition::cut_model(graph, ranks, costs);
   if (auto found = partition::cut_mirrored(graph, ranks, costs)) return *found;
   throw ConfigError(fmt::format(
       "placement=\"mirrored\": nothing of this graph lies beside its mirror on {} ranks{}; expected skips "
@@ -101,30 +102,66 @@ partition::Cut cut_of(const partition::Graph& graph, size_t ranks, const CutOpti
 }
 
 // The rank of each stage, the stage of each layer, and what stages and the edges between them take.
-json described(const GraphCost& cost, const partition::Cut& cut, double link, bool recompute) {
+json described(const GraphCost& cost, const partition::Cut& cut, const partition::Costs& costs) {
+  const double link = costs.link_bytes_per_ms;
   const partition::Graph& graph = cost.graph;
   std::vector<double> forward(cut.stages()), backward(cut.stages());
-  for (size_t layer = 0; layer < graph.nodes().size(); ++layer) {
-    forward[cut.stage_of[layer]] += graph.nodes()[layer].forward_ms;
-    backward[cut.stage_of[layer]] += graph.nodes()[layer].backward_ms;
+  for (size_t group = 0; group < graph.nodes().size(); ++group) {
+    forward[cut.stage_of[group]] += graph.nodes()[group].forward_ms;
+    backward[cut.stage_of[group]] += graph.nodes()[group].backward_ms;
   }
-  for (size_t stage = 0; recompute && stage + 1 < cut.stages(); ++stage) backward[stage] += forward[stage];
+  for (size_t stage = 0; costs.recompute && stage + 1 < cut.stages(); ++stage) backward[stage] += forward[stage];
   // A value that several layers of a stage read is sent once.
   std::map<std::pair<size_t, size_t>, std::map<std::string, uint64_t>> sent;
-  for (const partition::Edge& edge : graph.edges())
-    sent[{cut.stage_of[edge.from], cut.stage_of[edge.to]}][edge.value] = edge.bytes;
-  for (const auto& [input, layer, bytes] : cost.inputs) sent[{0, cut.stage_of[layer]}][input] = bytes;
+  std::set<std::string> inputs;
+  for (const auto& [input, group, bytes] : cost.inputs) {
+    inputs.insert(input);
+    if (cut.stage_of[group] > 0) sent[{0, cut.stage_of[group]}][input] = bytes;
+  }
+  for (const partition::Edge& edge : graph.edges()) {
+    const size_t from = cut.stage_of[edge.from], to = cut.stage_of[edge.to];
+    if (from != to && !inputs.contains(edge.value)) sent[{from, to}][edge.value] = edge.bytes;
+  }
   json links = json::array();
+  std::vector<double> came(cut.stages());
   for (const auto& [stages, values] : sent) {
     double bytes = 0;
     for (const auto& [name, size] : values) bytes += static_cast<double>(size);
+    came[stages.second] += bytes;
     links.push_back({stages.first, stages.second, link > 0 ? bytes / link : 0});
   }
-  return {{"stage_of", cut.stage_of},
-          {"rank_of", cut.device_of},
-          {"forward", forward},
-          {"backward", backward},
-          {"links", links}};
+  // Bytes: what a stage always has, and what it keeps of each micro-batch that is under way.
+  std::vector<double> held(cut.stages()), of_each(cut.stages());
+  for (size_t group = 0; group < graph.nodes().size(); ++group) {
+    const size_t stage = cut.stage_of[group];
+    const bool again = costs.recompute && stage + 1 < cut.stages();
+    held[stage] += static_cast<double>(costs.held(graph.nodes()[group].parameter_bytes));
+    (again ? held : of_each)[stage] += static_cast<double>(graph.nodes()[group].activation_bytes);
+    if (again) of_each[stage] = came[stage];
+  }
+  std::vector<size_t> stage_of;
+  for (size_t group : cost.group_of) stage_of.push_back(cut.stage_of[group]);
+  return {{"stage_of", stage_of}, {"rank_of", cut.device_of}, {"forward", forward},
+          {"backward", backward}, {"links", links},           {"held", held},
+          {"of_each", of_each}};
+}
+
+// Empty if what is under way by the window that the links ask for fits into a rank. Else the textbook's, by which the
+// cut was found.
+std::vector<int> window_within(double memory_cap, const MeasuredCut& made, const json& found) {
+  const schedule::Request request = schedule::completed({.stages = static_cast<int>(made.parts.size()),
+                                                         .rank_of_stage = found["rank_of"].get<std::vector<int>>(),
+                                                         .edges = made.edges,
+                                                         .costs = made.costs});
+  const std::vector<int> wide = schedule::default_window(request);
+  std::map<int, double> held;
+  for (size_t stage = 0; stage < made.parts.size(); ++stage)
+    held[request.rank_of_stage[stage]] +=
+        found["held"][stage].get<double>() + found["of_each"][stage].get<double>() * (wide[stage] + 1);
+  for (const auto& [rank, bytes] : held) {
+    if (bytes > memory_cap) return schedule::depths(request);
+  }
+  return {};
 }
 
 void require_options(const CutOptions& options, int ranks, int world) {
@@ -154,17 +191,19 @@ FoundCut found_cut(tensors::Communicator& ranks, const Graph& graph, const Value
   static_cast<void>(cut(graph, pieces));  // says what is wrong with the number
   const double link = link_bytes_per_ms(ranks, device_of(parts_of(graph)));
   const json found = of_rank_0(ranks, [&]() -> json {
-    const GraphCost cost = measured(graph, example);
-    const partition::Cut found_cut = cut_of(cost.graph, static_cast<size_t>(pieces), options, link);
-    // A value that a layer changes in place may be read by a later stage now.
-    const GraphCut made = cut_by(graph, found_cut.stage_of);
-    static_cast<void>(tried(made.parts, example, made.edges));
-    return described(cost, found_cut, link, options.recompute);
+    const GraphCost cost = measured(graph, example, options.memory_cap > 0);
+    if (const size_t most = cost.graph.nodes().size(); static_cast<size_t>(pieces) > most)
+      throw ConfigError(
+          fmt::format("{} stages of a graph with {} layers, of which some share weights or buffers and stay together "
+                      "with all between them: expected at most {}",
+                      pieces, cost.group_of.size(), most));
+    const partition::Costs costs{
+        .link_bytes_per_ms = link, .recompute = options.recompute, .memory_cap = options.memory_cap};
+    return described(cost, cut_of(cost.graph, static_cast<size_t>(pieces), options.placement, costs), costs);
   });
   auto stage_of = found["stage_of"].get<std::vector<size_t>>();
   auto [parts, edges] = cut_by(graph, stage_of);
-  refuse_tied(parts);
-  MeasuredCut made{.parts = std::move(parts), .edges = std::move(edges), .placement = {}, .costs = {}};
+  MeasuredCut made{.parts = std::move(parts), .edges = std::move(edges), .placement = {}, .costs = {}, .window = {}};
   if (options.placement != "single") made.placement = found["rank_of"].get<std::vector<int>>();
   for (size_t stage = 0; stage < made.parts.size(); ++stage)
     made.costs.stages.push_back(stage_cost(found["forward"][stage], found["backward"][stage]));
@@ -174,6 +213,7 @@ FoundCut found_cut(tensors::Communicator& ranks, const Graph& graph, const Value
     DDIP_CHECK(link_of != found["links"].end(), "an edge carries something");
     made.costs.links.push_back((*link_of)[2]);
   }
+  if (options.memory_cap > 0) made.window = window_within(static_cast<double>(options.memory_cap), made, found);
   return {std::move(made), std::move(stage_of)};
 }
 

@@ -3,7 +3,8 @@
 //
 //   auto model = ddip::pipeline::measured_cut(*context.communicator(), sequential, example);
 //   ddip::Pipeline pipe(context, model.parts, loss, optimizer,
-//                       {.placement = model.placement, .edges = model.edges, .costs = model.costs});
+//                       {.window = model.window, .placement = model.placement, .edges = model.edges, .costs =
+//                       model.costs});
 #pragma once
 
 #include <torch/nn/modules/container/sequential.h>
@@ -23,7 +24,7 @@ struct CutOptions {
   // with replicas, those of one pipeline.
   std::string placement = "single";
   // Bytes of a rank's device; 0: no limit. Weights, a copy, gradients and momentum count, and what each layer keeps of
-  // as many micro-batches as are under way in 1f1b.
+  // as many micro-batches as are under way.
   uint64_t memory_cap = 0;
 };
 
@@ -33,6 +34,8 @@ struct MeasuredCut {
   std::vector<schedule::Edge> edges;
   std::vector<int> placement;  // empty: stages in turn
   schedule::Costs costs;       // milliseconds, of stages and links
+  // Empty: as wide as the links ask for. Else the textbook's, because with that one memory_cap would be exceeded.
+  std::vector<int> window;
 };
 
 // All ranks call these, with the same model, on an idle machine. `example`: the inputs of one micro-batch. Rank 0

@@ -111,6 +111,25 @@ TEST(CppMeasured, a_limit_on_memory_is_respected_or_refused) {
   });
 }
 
+// A link that takes time asks for a micro-batch more under way, for which there may be no room.
+TEST(CppMeasured, a_window_that_needs_more_memory_than_there_is_is_the_textbooks) {
+  on_ranks(2, [](const auto& ranks) {
+    torch::manual_seed(0);
+    torch::nn::Sequential model(torch::nn::Linear(512, 512), torch::nn::Tanh(), torch::nn::Linear(512, 512),
+                                torch::nn::Tanh());
+    const Value example{torch::randn({4096, 512})};  // 8 MiB for each layer of stage 0, and each micro-batch
+    const auto window_in = [&](uint64_t mebibytes) {
+      const MeasuredCut made = measured_cut(*ranks, model, example, {.memory_cap = mebibytes << 20});
+      require(layers_in(made) == std::vector<size_t>{2, 2}, "two halves");
+      Pipeline pipe(ranks, made.parts, mse, sgd,
+                    {.schedule = "1f1b", .micro_batches = 4, .window = made.window, .costs = made.costs});
+      return pipe.plan().request.window;
+    };
+    require(window_in(1000) == std::vector<int>{2, 0}, "as wide as the link asks for");
+    require(window_in(42) == std::vector<int>{1, 0}, "4 MiB of weights, and 16 for each of two");
+  });
+}
+
 TEST(CppMeasured, all_ranks_get_what_rank_0_found) {
   on_ranks(3, [](const auto& ranks) {
     const MeasuredCut made = measured_cut(*ranks, mlp(3, at::kFloat), Value{torch::randn({8, 6})}, {.stages = 3});
@@ -292,23 +311,41 @@ TEST(CppMeasured, an_input_that_a_late_stage_reads_costs_its_bytes) {
   });
 }
 
-// "double" is the last to read "first" in one process, where all is well. The fastest cut has "other" behind a border.
-TEST(CppMeasured, a_cut_by_which_a_layer_changes_what_a_later_stage_reads_is_refused) {
+// Alone they would be the best halves.
+TEST(CppMeasured, layers_that_share_weights_stay_together) {
   on_ranks(2, [](const auto& ranks) {
     torch::manual_seed(0);
-    const auto slow = [](const at::Tensor& x, int milliseconds) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
-      return x.clone();
-    };
+    torch::nn::Linear shared(256, 256), small(256, 256), last(256, 3);
     Graph graph;
-    const auto first = graph.add("first", torch::nn::Linear(8, 8), {graph.input()});
-    const auto other = graph.add("other", [slow](const at::Tensor& x) { return slow(x, 20); }, {first});
-    const auto doubled = graph.add("double", [slow](at::Tensor x) { return slow(x.mul_(2), 40); }, {first});
-    graph.add("sum", [slow](const at::Tensor& a, const at::Tensor& b) { return slow(a + b, 20); }, {other, doubled});
-    const Value x{torch::randn({4, 8})};
-    graph.run(x);
-    const std::string said = refusal([&] { measured_cut(*ranks, graph, x); });
-    require(said.find("changes \"first\" in place, which another stage reads, too") != std::string::npos, said);
+    const auto first = graph.add("first", shared, {graph.input()});
+    const auto middle = graph.add("middle", torch::nn::Tanh(), {first});
+    const auto again = graph.add("again", shared, {middle});
+    graph.add("last", last, {graph.add("small", small, {again})});
+    for (const char* placement : {"single", "mixed"}) {
+      const MeasuredCut made = measured_cut(*ranks, graph, Value{torch::randn({512, 256})}, {.placement = placement});
+      require(made.parts.size() >= 2 && parameters_of(made.parts[0]).size() >= 2, "cut");
+      require(made.parts[0].name.starts_with("first … again") || made.parts[0].name.starts_with("first … small"),
+              made.parts[0].name);
+    }
+  });
+}
+
+// An image that a late stage reads has to be brought there: that is dearer than to compute on one rank what reads it.
+TEST(CppMeasured, an_input_that_is_read_late_is_reckoned_with_where_to_cut) {
+  on_ranks(2, [](const auto& ranks) {
+    torch::manual_seed(0);
+    Graph graph;
+    const auto image = graph.input("image");  // of whole numbers: no gradient of its size is computed
+    const auto corner = [](const at::Tensor& x) { return x.narrow(1, 0, 64).to(at::kFloat); };
+    const auto small = graph.add("small", corner, {image});
+    const auto one = graph.add("one", torch::nn::Linear(64, 64), {small});
+    const auto two = graph.add("two", torch::nn::Linear(64, 64), {one});
+    const auto look =
+        graph.add("look", [corner](const at::Tensor& a, const at::Tensor& x) { return a + corner(x); }, {two, image});
+    graph.add("last", torch::nn::Linear(64, 3), {look});
+    const MeasuredCut made = measured_cut(*ranks, graph, Value{torch::ones({256, 16384}, at::kLong)});
+    require(made.edges.size() == 1, "one edge");
+    require(made.parts[0].name.ends_with("look"), made.parts[0].name);
   });
 }
 
@@ -428,9 +465,10 @@ TEST(CppMeasured, what_cannot_be_measured_is_refused_on_all_ranks) {
             "an edge to nowhere");
     torch::nn::Linear shared(6, 6);
     torch::nn::Sequential twice(shared, torch::nn::Tanh(), shared);
-    require(refusal([&] {
-              measured_cut(*ranks, twice, Value{torch::randn({4, 6})});
-            }).find("are one parameter; weights that are tied across stages") != std::string::npos,
+    require(refusal([&] { measured_cut(*ranks, twice, Value{torch::randn({4, 6})}); })
+                    .find("2 stages of a graph with 3 layers, of which some share weights or buffers and stay together "
+                          "with all "
+                          "between them: expected at most 1") != std::string::npos,
             "a layer that is there twice");
     struct Unhappy : torch::autograd::Function<Unhappy> {
       static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x * 2; }

@@ -65,14 +65,22 @@ int64_t trained_elements(const Part& part) {
 
 void refuse_tied(const std::vector<Part>& parts) {
   std::map<const at::TensorImpl*, std::pair<size_t, std::string>> home;
+  const auto refuse_another = [&](size_t stage, const std::string& name, const at::Tensor& tensor, const char* what) {
+    auto [place, is_new] = home.try_emplace(tensor.unsafeGetTensorImpl(), stage, name);
+    if (!is_new && place->second.first != stage)
+      throw ConfigError(fmt::format("{} of stage {} and {} of stage {} are one {}", place->second.second,
+                                    place->second.first, name, stage, what));
+  };
   for (size_t stage = 0; stage < parts.size(); ++stage) {
-    for (const auto& [name, tensor] : parameters_of(parts[stage])) {
-      auto [place, is_new] = home.try_emplace(tensor.unsafeGetTensorImpl(), stage, name);
-      if (!is_new && place->second.first != stage)
-        throw ConfigError(fmt::format(
-            "{} of stage {} and {} of stage {} are one parameter; weights that are tied across stages are not kept "
-            "equal: expected them in one stage, or lent to the other one as a value of a pipeline::Graph",
-            place->second.second, place->second.first, name, stage));
+    for (const auto& [name, tensor] : parameters_of(parts[stage]))
+      refuse_another(stage, name, tensor,
+                     "parameter; weights that are tied across stages are not kept equal: expected them in one stage, "
+                     "or lent to the other one as a value of a pipeline::Graph");
+    if (!parts[stage].module) continue;
+    for (const auto& item : parts[stage].module->named_buffers()) {
+      if (item.value().defined())
+        refuse_another(stage, item.key(), item.value(),
+                       "buffer; each stage would write its own copy: expected its layers in one stage");
     }
   }
 }

@@ -82,7 +82,7 @@ std::vector<NamedTensor> parameters_of(const Part& part);
 std::vector<NamedTensor> trained_in(const Part& part);
 int64_t trained_elements(const Part& part);
 
-// Weights that two stages share would not be kept equal. Throws ConfigError that names both.
+// Weights and buffers that two stages share would not be kept equal. Throws ConfigError that names both.
 void refuse_tied(const std::vector<Part>& parts);
 
 // What a stage's forward is in the executor's eyes: one value for each edge that comes in, one for each that leaves.

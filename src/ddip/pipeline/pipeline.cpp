@@ -12,6 +12,7 @@
 #include "ddip/pipeline/autocast.h"
 #include "ddip/pipeline/evaluation.h"
 #include "ddip/pipeline/executor.h"
+#include "ddip/pipeline/hidden_weights.h"
 #include "ddip/pipeline/ledger_writer.h"
 #include "ddip/pipeline/modes.h"
 #include "ddip/pipeline/saving.h"
@@ -195,9 +196,12 @@ pipeline::Stage Pipeline::Inside::make_stage(int index, const MakeOptimizer& mak
   stage.clip_share = clip_share(parts, part(index));
   stage.clip = options.clip * (options.clipping == "proportional" ? stage.clip_share : 1);
   stage.forward = [&part = part(index), &precision = settings.options.precision, device = stage.device,
-                   outgoing = stage.outgoing.size()](const std::vector<Value>& given) {
+                   outgoing = stage.outgoing.size(),
+                   hidden = std::make_shared<HiddenWeights>(parts, index)](const std::vector<Value>& given) {
     Autocast autocast(precision, device);
-    return run_part(part, given, outgoing);
+    std::vector<Value> outputs = run_part(part, given, outgoing);
+    hidden->look_at(given, outputs);
+    return outputs;
   };
   stage.auxiliary_losses = part(index).auxiliary_losses;
   if (part(index).module) stage.buffers = [module = part(index).module] { return module->buffers(); };
