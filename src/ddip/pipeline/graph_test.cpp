@@ -639,6 +639,10 @@ TEST(CppGraph, ledgers_for_replay) {
     one("async_1f1b", "stash", "graph_1", Plain(), two, {0, 1});
     one("async_1f1b", "msnag", "graph_2", Plain(), three, {0, 1, 0});
     one("async_1f1b", "none", "graph_3", Plain(), three, {0, 1, 0});
+    // Stages that have nothing to train: the last one, one in the middle.
+    one("async_1f1b", "msnag", "graph_4", Plain(), {{"down"}, {"split", "left", "deep", "join", "late"}, {"sum"}},
+        {0, 1, 0});
+    one("1f1b", "none", "graph_5", Plain(), {{"down", "split"}, {"left"}, {"deep", "join", "late", "sum"}}, {0, 1, 0});
     for (const char* policy : {"stash", "msnag", "none"})
       one("async_1f1b", policy, fmt::format("tied_{}", policy), Tied(),
           {{"table", "shallow", "weight"}, {"deep", "head"}}, {0, 1});

@@ -87,14 +87,21 @@ void LedgerWriter::watch(int stage, const Part& part, const Weights& weights, St
   };
 }
 
+void LedgerWriter::watch(int stage, const Part& part) {
+  std::vector<at::Tensor> all;
+  for (const auto& [name, tensor] : parameters_of(part)) all.push_back(tensor);
+  stages_[stage].initial = hash_of(all);
+}
+
 void LedgerWriter::run_begins() {
   if (told_.is_null()) told_ = told();
 }
 
 json LedgerWriter::told() const {
   json found{{"threads", at::get_num_threads()}, {"optimizers", json::array()}};
-  for (const auto& [index, stage] : stages_)
-    found["optimizers"].push_back(described(*stage.part, *stage.weights, *stage.stepping));
+  for (const auto& [index, stage] : stages_) {
+    if (stage.stepping) found["optimizers"].push_back(described(*stage.part, *stage.weights, *stage.stepping));
+  }
   return found;
 }
 
@@ -169,7 +176,9 @@ std::vector<json> LedgerWriter::begins(const Record& record, int64_t first) cons
 
 void LedgerWriter::end() {
   ended_ = true;
-  for (auto& [index, stage] : stages_) stage.stepping->on_step = stage.stepping->on_stepped = nullptr;
+  for (auto& [index, stage] : stages_) {
+    if (stage.stepping) stage.stepping->on_step = stage.stepping->on_stepped = nullptr;
+  }
 }
 
 json LedgerWriter::line_of(const Done& done, int64_t first, const std::map<int64_t, double>& losses) {
@@ -208,7 +217,8 @@ json LedgerWriter::line_of(const Done& done, int64_t first, const std::map<int64
   }
   if (done.action.kind == Kind::weight_gradient && done.split)
     return {{"kind", "weight_gradient"}, {"stage", index}, {"micro_batch", micro_batch}};
-  return done.action.kind == Kind::step ? line_of_step(stage, index, done.stepped, first) : json();
+  const bool steps = done.action.kind == Kind::step && stage.stepping;
+  return steps ? line_of_step(stage, index, done.stepped, first) : json();
 }
 
 json LedgerWriter::line_of_step(Watched& stage, int index, const Versions::Stepped& stepped, int64_t first) const {
@@ -235,6 +245,7 @@ json LedgerWriter::line_of_step(Watched& stage, int index, const Versions::Stepp
 }
 
 json LedgerWriter::seen(Watched& stage, int index, const Used& used, int64_t first) const {
+  if (!stage.stepping) return {{"kind", "true"}, {"version", 0}};
   if (!used.predicted) {
     json found{{"kind", "true"}, {"version", used.version}};
     // 2bw reads a version that is old already, so that n says more than the steps to come.
@@ -258,6 +269,7 @@ json LedgerWriter::seen(Watched& stage, int index, const Used& used, int64_t fir
 }
 
 json LedgerWriter::seen_back(Watched& stage, int index, const ReadBack& read) const {
+  if (!stage.stepping) return {{"kind", "true"}, {"version", 0}};
   if (read.from == ReadBack::From::forward) return json::object({{"kind", "forward"}});
   if (read.from == ReadBack::From::truth) return {{"kind", "true"}, {"version", read.version}};
   if (has("pipemare")) return {{"kind", "corrected"}, {"version", read.version}};
@@ -276,7 +288,8 @@ json LedgerWriter::about(const Watched& stage) const {
   const double mean =
       stage.forwards > 0 ? static_cast<double>(stage.staleness) / static_cast<double>(stage.forwards) : 0;
   return {{"initial", stage.initial},
-          {"optimizer", described(*stage.part, *stage.weights, *stage.stepping)},
+          {"optimizer", stage.stepping ? described(*stage.part, *stage.weights, *stage.stepping)
+                                       : json{{"name", "sgd"}, {"groups", json::array()}}},
           {"mean_staleness", mean}};
 }
 

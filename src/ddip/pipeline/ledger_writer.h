@@ -22,6 +22,8 @@ class LedgerWriter {
   // Before the first run, for each of this rank's stages that train. They outlive this. Throws ConfigError for an
   // optimizer that no replay knows.
   void watch(int stage, const Part& part, const Weights& weights, Stepping& stepping);
+  // For each of them that has nothing to train.
+  void watch(int stage, const Part& part);
 
   // All ranks, when every stage is watched: a file that cannot be written is found before anything runs, and one of an
   // earlier pipeline does not outlive it. Throws ConfigError, on all of them.
@@ -38,6 +40,7 @@ class LedgerWriter {
  private:
   using Json = nlohmann::json;
   struct Watched {
+    // Null: nothing to train.
     const Part* part = nullptr;
     const Weights* weights = nullptr;
     Stepping* stepping = nullptr;

@@ -222,16 +222,17 @@ pipeline::Stage Pipeline::Inside::make_stage(int index, const MakeOptimizer& mak
 }
 
 void Pipeline::Inside::open_ledger() {
-  for (int index = 0; index <= last(); ++index) {
-    if (trained_elements(part(index)) == 0)
-      throw ConfigError(fmt::format("ledger: stage {} has nothing to train; expected stages with weights", index));
-  }
   // Of other edges nobody could tell in Python which value goes where.
   const bool are_named = std::ranges::none_of(parts, [](const Part& one) { return one.gives.empty(); });
   if (!are_named && settings.request.edges != schedule::chain_of(last() + 1))
     throw ConfigError("ledger: of stages with edges of your own only if they are cut from a pipeline::Graph");
   ledger = std::make_unique<LedgerWriter>(settings, parts, ranks);
-  for (auto& [index, stepping] : steppings) ledger->watch(index, part(index), versions.at(index)->weights(), *stepping);
+  for (int index : mine) {
+    if (auto found = steppings.find(index); found != steppings.end())
+      ledger->watch(index, part(index), versions.at(index)->weights(), *found->second);
+    else
+      ledger->watch(index, part(index));
+  }
   ledger->begin();
 }
 
