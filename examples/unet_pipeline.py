@@ -88,7 +88,7 @@ def train() -> None:
     model, example = make()
     pipe = ddip.Pipeline(
         model, example=example, partition="mirrored", leaves=[Block, Up],  # a block stays whole
-        schedule="async_1f1b", window="textbook", micro_batches=4, loss=functional.cross_entropy,
+        schedule="async_1f1b", window="depth", micro_batches=4, loss=functional.cross_entropy,
         optimizer=lambda parameters: torch.optim.SGD(parameters, 0.02, momentum=0.9),
     )
     images, labels = pictures(512, seed=1)

@@ -140,4 +140,4 @@ def test_the_window_is_as_wide_as_the_links_are_slow(two: ddip.Group) -> None:
             assert window == [math.ceil((c + 2 * links[0]) / c - 1e-6), 0]
             assert links[0] == pytest.approx(slowness * c)
     assert two.run("pipeline_actions.window_of_a_link(3.3)")[0].value[0] == [8, 0]
-    assert two.run("pipeline_actions.window_of_a_link(3.3, window='textbook')")[0].value[0] == [1, 0]
+    assert two.run("pipeline_actions.window_of_a_link(3.3, window='depth')")[0].value[0] == [1, 0]

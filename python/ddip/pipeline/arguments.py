@@ -51,10 +51,10 @@ def without_effect(schedule: str, window: Any, clip: Any, clipping: str, ledger:
 
 def window_of(asked: Any) -> list[int]:
     """By stage; empty: the textbook's."""
-    if asked is None or (isinstance(asked, str) and asked == "textbook"):
+    if asked is None or (isinstance(asked, str) and asked == "depth"):
         return []
     if not isinstance(asked, Sequence) or any(not isinstance(ahead, Integral) for ahead in asked):
-        raise ConfigError(f"window={asked!r}: expected a whole number for each stage, 'textbook', or None")
+        raise ConfigError(f"window={asked!r}: expected a whole number for each stage, 'depth', or None")
     return [int(ahead) for ahead in asked]
 
 

@@ -69,7 +69,7 @@ class Pipeline:
                the window is as wide as the links ask for. partition: how it is cut (single, mixed, mirrored, or a plan's file);
                leaves: classes of modules, or their names, that stay whole
     schedule   seq, gpipe, 1f1b, interleaved, zb1, zbv, async_1f1b, virtual_async, 2bw, paci
-    window     how many backwards each stage may owe when another forward begins, by stage; "textbook" is its distance from the last
+    window     how many backwards each stage may owe when another forward begins, by stage; "depth" is its distance from the last
                one; None: as wide as the measured links ask for, where there is an example, else the textbook's
     order      plan, or ready: a stage does what has come first, a backward or a forward, instead of waiting for what the plan has next
     staleness  auto, or a policy: none, stash, msnag, … ("msnag+stash"); docs/staleness.md. staleness_options: what it can be told,

@@ -27,10 +27,10 @@ std::vector<at::Tensor> leaves_of(const std::vector<Value>& inputs, const std::v
   }
   std::vector<at::Tensor> found;
   while (!waiting.empty()) {
-    torch::autograd::Node* node = waiting.back();
+    torch::autograd::Node& node = *waiting.back();
     waiting.pop_back();
-    if (auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) found.push_back(leaf->variable);
-    for (const torch::autograd::Edge& edge : node->next_edges()) add(edge.function.get());
+    if (auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(&node)) found.push_back(leaf->variable);
+    for (const torch::autograd::Edge& edge : node.next_edges()) add(edge.function.get());
   }
   return found;
 }
