@@ -210,3 +210,31 @@ def test_pipelines_over_gloo_are_made_while_its_threads_free_tensors_of_python(t
     ledger = str(tmp_path / "ledger")  # which gathers objects of Python right before
     two.run(f"gloo = ddip.comm('gloo')\nfor _ in range(100): p.pipe_of(p.mlp(2), ranks=gloo, ledger={ledger!r})")
     assert two.run("len(p.pipe_of(p.mlp(2), ranks=gloo).run(p.data(2, 12)).losses)")[0].value == 2
+
+
+@pytest.mark.parametrize("options", ["", ", recompute=True", ", precision='bf16'"])
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (
+            "another's",
+            "computes with 0.weight of stage 0 by a reference that torch does not know, and would not train it",
+        ),
+        ("nobody's", "computes with a weight of 3 elements that is in no stage, and would not train it"),
+        ("nobody's, not trained", None),
+        ("made anew", None),
+        ("its own", None),
+    ],
+)
+def test_a_weight_that_a_stage_has_not_is_refused_before_a_step(
+    two: ddip.Group, kind: str, expected: str | None, options: str
+) -> None:
+    for rank, result in enumerate(two.run(f"c.hidden({kind!r}{options})")):
+        said, moved = result.value
+        if expected is None:
+            assert said == "nothing" and moved > 0
+        else:
+            assert said.startswith("ConfigError: stage 1 (Calls)" if rank == 1 else "StageFailed: stage 1 (Calls)"), (
+                said
+            )
+            assert expected in said and moved == 0

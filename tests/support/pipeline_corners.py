@@ -317,3 +317,36 @@ def named_targets() -> float:
     pipe = p.pipe_of(p.mlp(2), "1f1b", loss=lambda out, target: torch.nn.functional.mse_loss(out, target.y))
     pipe.run([(x, Both(y, torch.ones(len(y)))) for x, y in batches])
     return p.furthest(p.in_one_process(p.mlp(2), batches), pipe.state_dict())
+
+
+# --- weights that a stage has not
+
+
+class Calls(torch.nn.Module):
+    """A layer, and a function of what it gives that knows things of its own."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.layer, self.function = torch.nn.Linear(8, 3), [function]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function[0](self.layer(x))  # type: ignore[no-any-return]
+
+
+def hidden(kind: str, **options: Any) -> tuple[str, float]:
+    """What a run says, and how far the weights moved."""
+    first, _ = p.mlp(2)
+    weight = next(first.parameters())  # 8 x 6
+    unknown = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    functions = {
+        "another's": lambda x: x + weight.sum(),
+        "nobody's": lambda x: x * unknown,
+        "nobody's, not trained": lambda x: x * unknown.detach(),
+        "made anew": lambda x: x * torch.ones(3, dtype=torch.float64, requires_grad=True),
+        "its own": lambda x: x,
+    }
+    torch.manual_seed(1)
+    pipe = p.pipe_of([first, Calls(functions[kind]).double()], "1f1b", **options)
+    before = pipe.state_dict()
+    said = said_by(lambda: pipe.run(p.data(2, 12)))
+    return said, p.furthest(before, pipe.state_dict())

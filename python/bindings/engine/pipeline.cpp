@@ -9,6 +9,7 @@
 #include "bind.h"
 #include "ddip/pipeline/evaluation.h"
 #include "ddip/pipeline/executor.h"
+#include "ddip/pipeline/hidden_weights.h"
 #include "value_caster.h"
 
 namespace ddip::bindings {
@@ -190,6 +191,20 @@ void bind_stage(py::module_& module) {
   py::class_<Gaps, std::shared_ptr<Gaps>>(module, "Gaps")
       .def(py::init<>())
       .def_property_readonly("means", &Gaps::means);
+  py::class_<HiddenWeights>(module, "HiddenWeights")
+      .def(py::init<const std::vector<at::Tensor>&, const std::vector<std::pair<std::string, at::Tensor>>&>(),
+           py::arg("own"), py::arg("others"))
+      // (name, elements) of what it finds, the name empty if it is in no stage.
+      .def(
+          "look_at",
+          [](HiddenWeights& self, const std::vector<at::Tensor>& inputs,
+             const std::vector<at::Tensor>& outputs) -> std::optional<std::pair<std::string, int64_t>> {
+            const auto found = self.look_at(inputs, outputs);
+            if (!found) return {};
+            return std::pair(found->name, found->elements);
+          },
+          py::arg("inputs"), py::arg("outputs"))
+      .def_property_readonly("is_done", &HiddenWeights::is_done);
   py::class_<Stage>(module, "Stage")
       .def(py::init<>())
       .def_readwrite("index", &Stage::index)

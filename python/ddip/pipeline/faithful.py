@@ -107,10 +107,9 @@ def _look_at_each(traced: Traced, alone: Split, inputs: tuple[Any, ...]) -> None
     with torch.enable_grad():
         values = composed(traced, alone, inputs, partial(fresh, gradient=True))
     traced.unsent = {name for name, value in values.items() if loses_its_class(value)}
-    names = {id(parameter): name for name, parameter in traced.model.named_parameters()}
     for layer, stage in zip(traced.layers, alone.stages, strict=True):
         if not traced.unsent.intersection(stage.takes):  # in what is of a class of its own, no copy cuts the graph
-            refuse_hidden_weights(names, layer.name, stage.module, [values[name] for name in stage.gives])
+            refuse_hidden_weights(traced.model, layer.name, stage.module, [values[name] for name in stage.gives])
 
 
 def _refusal(traced: Traced, difference: str, training: bool) -> NotTheModel:

@@ -10,36 +10,45 @@ from typing import Any
 import torch
 from torch import nn
 
+from ddip.communicators import engine
 from ddip.errors import ConfigError
 from ddip.pipeline.values import tensors_of
 
 
-def refuse_hidden_weights(names: dict[int, str], layer: str, module: nn.Module, result: Any) -> None:
-    """`names`: of the model's parameters, by their ids. `result`: what the layer's module made, with its graph, from values that no
-    weight of the model has made."""
-    own = {id(parameter) for parameter in module.parameters()}
-    for weight in _leaves_of(result):
-        if id(weight) in names and id(weight) not in own:
-            raise ConfigError(
-                f"layer {layer} uses parameter {names[id(weight)]} by a reference that torch does not know, and a stage of its own would "
-                "not train it; expected the parameter, or its module, as an attribute of the layer: then stages share it"
-            )
+def refuse_hidden_weights(model: nn.Module, layer: str, module: nn.Module, result: Any) -> None:
+    """`result`: what a layer's module made, with its graph, from values that no weight of the model has made."""
+    looks = engine().HiddenWeights(list(module.parameters()), list(model.named_parameters()))
+    with torch.enable_grad():
+        found = looks.look_at([], tensors_of(result))
+    if found:
+        raise ConfigError(
+            f"layer {layer} uses parameter {found[0]} by a reference that torch does not know, and a stage of its own would not train "
+            "it; expected the parameter, or its module, as an attribute of the layer: then stages share it"
+        )
 
 
-def _leaves_of(result: Any) -> list[torch.Tensor]:
-    """What a backward would give gradients to."""
-    waiting = [tensor.grad_fn for tensor in tensors_of(result)]
-    found, known = [], set(waiting)
-    while waiting:
-        node = waiting.pop()
-        if node is None:
-            continue
-        if hasattr(node, "variable"):
-            found.append(node.variable)
-        new = {before for before, _ in node.next_functions} - known
-        known |= new
-        waiting += new
-    return found
+def hidden_weights(modules: list[nn.Module], stage: int) -> Any:
+    """`_engine.HiddenWeights`, which looks at the first forwards of a stage."""
+    others = [
+        (f"{name} of stage {other}", parameter)
+        for other, module in enumerate(modules)
+        for name, parameter in module.named_parameters()
+        if other != stage
+    ]
+    return engine().HiddenWeights(list(modules[stage].parameters()), others)
+
+
+def refuse_hidden(stage: str, name: str, elements: int) -> None:
+    """`name`: empty, if the weight is in no stage."""
+    if name:
+        raise ConfigError(
+            f"{stage} computes with {name} by a reference that torch does not know, and would not train it; expected the parameter, "
+            "or its module, as an attribute of the stage: then stages share it"
+        )
+    raise ConfigError(
+        f"{stage} computes with a weight of {elements} elements that is in no stage, and would not train it; expected it, or its module, "
+        "as an attribute of the stage, or a weight without requires_grad"
+    )
 
 
 def hidden_references(modules: list[nn.Module]) -> list[str]:
@@ -52,8 +61,8 @@ def hidden_references(modules: list[nn.Module]) -> list[str]:
         kept = [thing for part in module.modules() for thing in _kept_by(part)]
         for other in {stage_of.get(id(weight), stage) for weight in kept if id(weight) not in own} - {stage}:
             found.append(
-                f"stage {stage} refers to weights of stage {other} that are not its own: if its forward uses them, they are not trained "
-                "there; example= finds out"
+                f"stage {stage} refers to weights of stage {other} that are not its own: if its forward would train them, a run is "
+                "refused"
             )
     return found
 

@@ -13,7 +13,8 @@ from ddip.communicators import engine
 from ddip.errors import ConfigError
 from ddip.pipeline.auxiliary import collected
 from ddip.pipeline.batches import Batches
-from ddip.pipeline.borders import refuse_other_dicts, with_tensors
+from ddip.pipeline.borders import refuse_other_dicts, tensors_in, with_tensors
+from ddip.pipeline.hidden_weights import refuse_hidden
 from ddip.pipeline.memory import Activations
 from ddip.pipeline.metrics import Metrics
 
@@ -30,8 +31,12 @@ def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
 class StageCalls:
     """One stage's. `name`: for people."""
 
-    def __init__(self, name: str, part: Any, device: torch.device, precision: str, activations: Activations) -> None:
+    def __init__(
+        self, name: str, part: Any, device: torch.device, precision: str, activations: Activations, hidden: Any
+    ) -> None:
+        """`hidden`: `_engine.HiddenWeights`."""
         self.name, self.part, self.device, self.precision, self.activations = name, part, device, precision, activations
+        self.hidden = hidden
         self._native = engine()
         self.is_last = False
         self.loss_of: Callable[..., Any] | None = None
@@ -56,6 +61,8 @@ class StageCalls:
             )
         if not self.is_last:
             refuse_other_dicts(outputs, self.name)
+        if not self.hidden.is_done and (found := self.hidden.look_at(tensors_in(inputs), tensors_in(outputs))):
+            refuse_hidden(self.name, *found)
         return outputs
 
     def sample(self, micro_batch: int) -> Any:

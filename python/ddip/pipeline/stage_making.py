@@ -11,6 +11,7 @@ import ddip
 from ddip.communicators import engine
 from ddip.errors import ConfigError
 from ddip.pipeline.auxiliary import taken
+from ddip.pipeline.hidden_weights import hidden_weights
 from ddip.pipeline.memory import Activations
 from ddip.pipeline.policy_choice import refuse_other_rule
 from ddip.pipeline.rates import MakeScheduler
@@ -67,9 +68,9 @@ def made_stage(
     if pipe.clipping == "proportional":
         stage.clip *= stage.clip_share
 
-    calls = StageCalls(
-        stage.name, pipe.parts[index], stage.device, pipe.precision, Activations(module, stage.recompute)
-    )
+    activations = Activations(module, stage.recompute)
+    hidden = hidden_weights(pipe.modules, index)
+    calls = StageCalls(stage.name, pipe.parts[index], stage.device, pipe.precision, activations, hidden)
     pipe.calls[index] = calls
     stage.forward = weakly(calls.forward)
     stage.auxiliary_losses = taken

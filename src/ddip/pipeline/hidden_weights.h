@@ -5,22 +5,32 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <map>
+#include <optional>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
-#include "ddip/pipeline/part.h"
+#include "ddip/tensors/torch.h"
 
 namespace ddip::pipeline {
 
 class HiddenWeights {
  public:
-  HiddenWeights(const std::vector<Part>& parts, int stage);
+  // `others`: of the other stages, with their names for people.
+  HiddenWeights(const std::vector<at::Tensor>& own, const std::vector<std::pair<std::string, at::Tensor>>& others);
 
-  // After each forward; only the first two with a graph are looked at. Throws ConfigError: a weight of another stage,
-  // or one that is in no stage, which it has met twice (a leaf that the forward made itself is another one each time).
-  void look_at(const std::vector<Value>& inputs, const std::vector<Value>& outputs);
+  struct Found {
+    std::string name;  // empty: in no stage
+    int64_t elements = 0;
+  };
+  // After each forward, with the tensors that came and left; only the first two with a graph are looked at. Finds a
+  // weight of another stage, or one of no stage that it has met before (a leaf that the forward made itself is another
+  // one each time).
+  std::optional<Found> look_at(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs);
+  bool is_done() const { return left_ == 0; }
 
  private:
-  std::string name_;
   std::set<const at::TensorImpl*> own_;
   std::map<const at::TensorImpl*, std::string> others_;
   std::set<c10::weak_intrusive_ptr<at::TensorImpl>> met_;  // keeps the address from being used again, not the tensor

@@ -92,6 +92,38 @@ std::vector<at::Tensor> some_trained(const std::vector<Part>& parts) {
   return {at::zeros({1}).set_requires_grad(true)};
 }
 
+std::vector<at::Tensor> tensors_in(const std::vector<Value>& values) {
+  std::vector<at::Tensor> found;
+  for (const Value& value : values) std::ranges::copy(tensors_of(value), std::back_inserter(found));
+  return found;
+}
+
+std::shared_ptr<HiddenWeights> hidden_from(const std::vector<Part>& parts, int stage) {
+  std::vector<at::Tensor> own;
+  std::vector<std::pair<std::string, at::Tensor>> others;
+  for (size_t other = 0; other < parts.size(); ++other) {
+    for (const auto& [name, tensor] : parameters_of(parts[other])) {
+      if (static_cast<int>(other) == stage)
+        own.push_back(tensor);
+      else
+        others.emplace_back(fmt::format("{} of stage {}", name, other), tensor);
+    }
+  }
+  return std::make_shared<HiddenWeights>(own, others);
+}
+
+[[noreturn]] void refuse_hidden(const std::string& stage, const HiddenWeights::Found& found) {
+  if (!found.name.empty())
+    throw ConfigError(fmt::format(
+        "{} computes with {}, past its module, and would not train it: expected the weight in one stage, or "
+        "lent to the other one as a value of a pipeline::Graph",
+        stage, found.name));
+  throw ConfigError(
+      fmt::format("{} computes with a weight of {} elements that is in no stage's module, and would not train it: "
+                  "expected Part(module, function), or a weight without requires_grad",
+                  stage, found.elements));
+}
+
 // Stages whose gradients have each its share of the norm have the whole norm together.
 double clip_share(const std::vector<Part>& parts, const Part& part) {
   int64_t all = 0;
@@ -196,11 +228,11 @@ pipeline::Stage Pipeline::Inside::make_stage(int index, const MakeOptimizer& mak
   stage.clip_share = clip_share(parts, part(index));
   stage.clip = options.clip * (options.clipping == "proportional" ? stage.clip_share : 1);
   stage.forward = [&part = part(index), &precision = settings.options.precision, device = stage.device,
-                   outgoing = stage.outgoing.size(),
-                   hidden = std::make_shared<HiddenWeights>(parts, index)](const std::vector<Value>& given) {
+                   outgoing = stage.outgoing.size(), hidden = hidden_from(parts, index),
+                   name = stage.name](const std::vector<Value>& given) {
     Autocast autocast(precision, device);
     std::vector<Value> outputs = run_part(part, given, outgoing);
-    hidden->look_at(given, outputs);
+    if (auto found = hidden->look_at(tensors_in(given), tensors_in(outputs))) refuse_hidden(name, *found);
     return outputs;
   };
   stage.auxiliary_losses = part(index).auxiliary_losses;
