@@ -131,6 +131,53 @@ def test_what_is_no_save_is_refused(two: ddip.Group, saved: tuple[Path, list[flo
         assert result.value.startswith("ConfigError: ") and str(file) in result.value
 
 
+def test_ranks_that_see_different_folders_are_told(
+    two: ddip.Group, saved: tuple[Path, list[float]], tmp_path: Path
+) -> None:
+    """Of two runs that differ in nothing but their weights."""
+    for seed in (1, 2):
+        two.run(f"s.trained(seed={seed}).save({str(tmp_path)!r} + '/{seed}')")
+    for result in two.run(f"s.load_refused({str(tmp_path)!r} + f'/{{ddip.rank() + 1}}')"):
+        said, same = result.value
+        assert "rank 1 has found another pipeline there than rank 0" in said and same
+
+
+def test_a_folder_that_somebody_else_uses_is_left_alone(two: ddip.Group, tmp_path: Path) -> None:
+    from ddip._engine import CheckpointStore
+
+    def refused(expected: str) -> None:
+        for result in two.run(f"pipe = s.trained(1); s.said_by(lambda: pipe.save({str(tmp_path)!r}))"):
+            assert result.value.startswith("ConfigError: ") and expected in result.value
+
+    lock = CheckpointStore(str(tmp_path)).lock()
+    refused("somebody else saves there at this moment; expected a folder of its own for each run")
+    lock.release()
+    two.run(f"pipe.save({str(tmp_path)!r})")
+    store = CheckpointStore(str(tmp_path))
+    store.publish(7, '{"epoch": 3}', {"model": store.write(7, "model", [("w", torch.ones(1))], {})})
+    before = sorted(tmp_path.iterdir())
+    refused("it has checkpoints of something else; expected a folder of its own")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("what", ["writes", "reads", "schedules"])
+def test_what_fails_on_one_rank_changes_nothing_on_any(two: ddip.Group, tmp_path: Path, what: str) -> None:
+    """A module's own function raises in the last stage; a scheduler of other parts would fail half way."""
+    for rank, result in enumerate(two.run(f"s.fails({str(tmp_path / 'run')!r}, {what!r})")):
+        said, same = result.value
+        if what == "schedules":
+            assert said.endswith("was trained with a SequentialLR of another kind than here")
+        elif what == "writes":
+            assert said == ("ValueError: not today" if rank == 1 else "ConfigError: rank 1: ValueError: not today")
+        else:
+            assert "ValueError: not today" in said and said.endswith("; nothing was changed")
+        assert same
+
+
+def test_a_module_reads_its_state_as_of_the_version_that_it_has(two: ddip.Group, tmp_path: Path) -> None:
+    assert [result.value for result in two.run(f"s.versions({str(tmp_path / 'run')!r})")] == [True, True]
+
+
 # What a folder may have whose hashes are right: `a`, about the pipeline; `o`, stage 0.
 LIES = {
     "a.update(what='ddip pipeline')": "a C++ program saved it",
@@ -139,6 +186,9 @@ LIES = {
     "a.update(stages=3)": "it is no pipeline of 2 stages, but of 3",
     "a.update(staleness=7)": "staleness=7",
     "a.update(micro_batches=-1)": "its number of micro-batches is -1",
+    "a.update(micro_batches=2**70)": "its number of micro-batches is 1.18",
+    "a.update(heard=({2**70: 1.0}, None))": "its gradients' norms are damaged",
+    "a.update(heard=({}, (2.0, 2**70, [])))": "expected powers of two",
     "a.update(micro_batches='12')": "its number of micro-batches is '12'",
     "a.update(heard=1)": "its gradients' norms are damaged",
     "a.update(heard=({'x': 1.0}, None))": "its gradients' norms are damaged",
@@ -151,20 +201,37 @@ LIES = {
     "o['model'].popitem()": "the file has none",
     "o['model'].update(more=torch.ones(1))": "only the file has it",
     "o['model'].update({list(o['model'])[0]: 1})": "is a tensor here or there only",
-    "o['model'].update({list(o['model'])[0]: torch.ones(1)})": "has the shape [1] there",
-    "o.pop('optimizer')": "with other options or parameters than Adam's here",
-    "o.update(optimizer_name='SGD')": "was trained by SGD with other options",
+    "o['model'].update({list(o['model'])[0]: torch.ones(1)})": "is float32[1] there and float64[8, 6] here",
+    "o['model'].update({k: v.float() for k, v in o['model'].items()})": "is float32[8, 6] there and float64[8, 6] here",
+    "o.update(versions=3)": "stage 0 has no weights",
+    "o.pop('optimizer')": "with other options or parameters than here",
+    "o.update(optimizer_name='SGD')": "was trained by SGD; here it is Adam",
+    "o.update(optimizer_name=torch.ones(2, 2))": "was trained by nobody; here it is Adam",
+    "o['optimizer']['param_groups'][0].update(lr='x')": "with other options",
+    "o['optimizer']['param_groups'][0].update(lr=float('nan'))": "with other options",
+    "o['optimizer']['param_groups'][0].update(betas=3)": "with other options",
+    "o['optimizer']['param_groups'][0].update(amsgrad=True)": "with other options",
+    "o['optimizer']['param_groups'][0].update(params=[[1], [2]])": "with other options",
+    "o['optimizer']['state'][0].pop('exp_avg')": "with other options",
+    "o['optimizer']['state'][0].update(step='x')": "with other options",
+    "o['optimizer']['state'][0].update(more=torch.ones(1))": "with other options",
     "o['optimizer'].update(param_groups=3)": "with other options",
     "o['optimizer'].update(state=[])": "with other options",
     "o['optimizer']['param_groups'][0].pop('lr')": "with other options",
-    "o['optimizer']['state'][0].update(exp_avg=torch.ones(2))": "exp_avg of a parameter has the shape [2]",
+    "o['optimizer']['state'][0].update(exp_avg=torch.ones(2))": "with other options",
     "o.update(steps=-3)": "has done -3 steps",
-    "o.update(steps=torch.ones(1))": "has done tensor([1.]) steps",
+    "o.update(steps=torch.ones(3, 3))": "has done a Tensor steps",
+    "o.update(steps=2**70)": "has done 1180591620717411303424 steps",
     "o.pop('policy')": "has not what gap_aware keeps",
     "o['policy'].pop('unit')": "has not what gap_aware keeps",
     "o['policy'].update(squares=torch.ones(3))": "has not what gap_aware keeps",
     "o['policy'].update(more=o['policy']['unit'])": "has not what gap_aware keeps",
-    "o.pop('scheduler')": "trained",
+    "o['policy'].update(squares=torch.ones(1, dtype=torch.float64))": "has not what gap_aware keeps",
+    "o.pop('scheduler')": "with a MultiStepLR of another kind",
+    "o['scheduler'].clear()": "with a MultiStepLR of another kind",
+    "o['scheduler'].update(step=3)": "with a MultiStepLR of another kind",
+    "o['scheduler'].update(milestones=7)": "with a MultiStepLR of another kind",
+    "o.update(scheduler_name=['StepLR'])": "was trained with something else; it is with MultiStepLR here",
     "o.update(scheduler_name='StepLR')": "was trained with StepLR",
 }
 

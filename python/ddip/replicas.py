@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from ddip.communicators import comm, engine
-from ddip.errors import ConfigError
+from ddip.errors import ConfigError, PeerLost, TimedOut
 
 T = TypeVar("T")
 
@@ -49,15 +49,24 @@ def gather_objects(value: Any, ranks: Any = None, root: int | None = None) -> li
 
 
 def together(work: Callable[[], T], ranks: Any = None) -> T:
-    """What `work` gives. If it is refused on one rank, so it is on all: nobody waits for one that does not come."""
-    made, refused = None, None
+    """What `work` gives. If it fails on one rank, so it does on all: nobody waits for one that does not come."""
+    made, failed = None, None
     try:
         made = work()
-    except ConfigError as error:
-        refused = error
-    everybody = gather_objects(str(refused) if refused else "", ranks)
-    if refused:
-        raise refused
+    except (PeerLost, TimedOut):
+        raise  # nobody can be told
+    except Exception as error:  # noqa: BLE001 - it is raised again below
+        failed = error
+    words = (
+        ""
+        if failed is None
+        else str(failed)
+        if isinstance(failed, ConfigError)
+        else f"{type(failed).__name__}: {failed}"
+    )
+    everybody = gather_objects(words, ranks)
+    if failed:
+        raise failed
     for rank, why in enumerate(everybody):
         if why:
             raise ConfigError(f"rank {rank}: {why}")

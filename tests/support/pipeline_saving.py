@@ -26,8 +26,12 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, 0.01)
 
 
-def made(**options: Any) -> ddip.Pipeline:
+def made(seed: int = 0, parts: Any = None, **options: Any) -> ddip.Pipeline:
     """It has whatever a save may have: moments, a scheduler, what a policy gathers, norms of other stages."""
+    parts = parts or p.mlp(2)
+    if seed:
+        torch.manual_seed(seed)
+        parts[0][0].reset_parameters()
     usual = {
         "staleness": "gap_aware",
         "optimizer": adam,
@@ -35,7 +39,7 @@ def made(**options: Any) -> ddip.Pipeline:
         "clip": 1.0,
         "clipping": "global",
     }
-    return p.pipe_of(p.mlp(2), **{**usual, **options})
+    return p.pipe_of(parts, **{**usual, **options})
 
 
 def trained(batches: int = BATCHES, **options: Any) -> ddip.Pipeline:
@@ -105,6 +109,84 @@ def die_in_save(folder: str) -> None:
 
     saving.write_parts = write_and_die  # type: ignore[assignment]
     pipe.save(folder)
+
+
+class Stubborn(torch.nn.Module):
+    """`fails`: when it is asked for its state, or given it."""
+
+    def __init__(self, inner: torch.nn.Module, fails: str) -> None:
+        super().__init__()
+        self.inner, self.fails = inner, fails
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)  # type: ignore[no-any-return]
+
+    def get_extra_state(self) -> Any:
+        if self.fails == "writes":
+            raise ValueError("not today")
+        return 3
+
+    def set_extra_state(self, state: Any) -> None:
+        if self.fails == "reads":
+            self.fails = ""  # once: what was there before is put back
+            raise ValueError("not today")
+
+
+def fails(folder: str, what: str) -> tuple[str, bool]:
+    lr = torch.optim.lr_scheduler
+
+    def sequence(parts: int) -> Any:
+        def of(optimizer: Any) -> Any:
+            kinds = [lr.LinearLR(optimizer), lr.CosineAnnealingLR(optimizer, 9), lr.ExponentialLR(optimizer, 0.9)]
+            return lr.SequentialLR(optimizer, kinds[:parts], [2, 4][: parts - 1])
+
+        return of
+
+    first, last = p.mlp(2)
+    stubborn = Stubborn(last, "")
+    pipe = trained(1, parts=[first, stubborn], scheduler=sequence(3))
+    if what == "writes":
+        stubborn.fails = what
+        said = said_by(lambda: pipe.save(folder))
+        stubborn.fails = ""
+        return said, not any(Path(folder).glob("*"))
+    pipe.save(folder)
+    first, last = p.mlp(2)
+    stubborn = Stubborn(last, what)
+    other = trained(2, parts=[first, stubborn], scheduler=sequence(2 if what == "schedules" else 3))
+    before = all_of(other)
+    said = said_by(lambda: other.load(folder))
+    same = all_of(other) == before
+    other.run(p.data(1, 12))
+    return said, same
+
+
+class Turned(torch.nn.Linear):
+    """Of version 2: before, its weight lay on its side."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *rest: Any) -> None:
+        if metadata.get("version") != 2:
+            state[prefix + "weight"] = state[prefix + "weight"].T.contiguous()
+        super()._load_from_state_dict(state, prefix, metadata, *rest)
+
+
+def versions(folder: str) -> bool:
+    """A frozen weight, which nothing puts right afterwards."""
+
+    def parts() -> list[torch.nn.Module]:
+        first, last = p.mlp(2)
+        turned = Turned(8, 8).double()
+        turned.requires_grad_(False)
+        return [first, torch.nn.Sequential(turned, last)]
+
+    pipe = made(parts=parts())
+    pipe.run(p.data(1, 12))
+    pipe.save(folder)
+    again = made(parts=parts())
+    again.load(folder)
+    return p.furthest(pipe.state_dict(), again.state_dict()) == 0
 
 
 # --- what somebody may have written

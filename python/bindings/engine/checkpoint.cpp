@@ -43,16 +43,25 @@ std::pair<std::map<std::string, at::Tensor>, Strings> read(const Store& store, c
 }  // namespace
 
 void bind_checkpoint(py::module_& module) {
+  py::class_<Fd>(module, "CheckpointLock").def("release", [](Fd& self) { self.reset(); });
   py::class_<Manifest>(module, "CheckpointManifest")
       .def_readonly("step", &Manifest::step)
       .def_readonly("about", &Manifest::about)
-      .def_property_readonly("parts", [](const Manifest& self) {
-        std::vector<std::string> names;
-        for (const auto& [name, file] : self.files) names.push_back(name);
-        return names;
+      .def_property_readonly("parts",
+                             [](const Manifest& self) {
+                               std::vector<std::string> names;
+                               for (const auto& [name, file] : self.files) names.push_back(name);
+                               return names;
+                             })
+      // What two manifests have in common only if they are the same one.
+      .def_property_readonly("hashes", [](const Manifest& self) {
+        Strings hashes;
+        for (const auto& [name, file] : self.files) hashes[name] = file.written.sha256;
+        return hashes;
       });
   py::class_<Store>(module, "CheckpointStore")
       .def(py::init([](const std::string& folder) { return Store(folder); }), py::arg("folder"))
+      .def("lock", &Store::lock, Released())
       .def("newest", &Store::newest, Released())
       .def("last", &Store::last, Released())
       .def("write", &written, py::arg("step"), py::arg("part"), py::arg("tensors"), py::arg("metadata"), Released())

@@ -492,6 +492,7 @@ class Pipeline:
                 f"ledger={str(self._writer.path)!r} begins with the weights that the program makes; load into a pipeline without one"
             )
         saving.load(self, path)
+        self._whole = True  # also if a run before it was not
 
     @property
     def heard(self) -> Heard:

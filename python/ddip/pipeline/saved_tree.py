@@ -24,6 +24,13 @@ LISTS: dict[str, Any] = {"tuple": tuple, "set": set, "size": torch.Size}
 DICTS: dict[str, Any] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
 TAGS = {kind: tag for tag, kind in {**LISTS, **DICTS}.items()}
 DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+# Of which the file has the bytes; of what is no ordinary number (quantized, in bits) torch could not even show a tensor.
+OTHERS = {
+    name: dtype
+    for name, dtype in DTYPES.items()
+    if dtype not in NAMED and name.startswith(("torch.complex", "torch.float8_e", "torch.uint")) and dtype.itemsize * 8 >= 8
+    and name not in {f"torch.uint{bits}" for bits in range(1, 8)}
+}  # fmt: skip
 
 
 def taken_apart(value: Any, name: str, where: str = "") -> tuple[str, Tensors]:
@@ -64,7 +71,11 @@ def _described(value: Any, name: str, tensors: Tensors) -> Any:
     if kind is complex:
         return {"complex": [str(value.real), str(value.imag)]}
     if kind is bytes:
-        return {"bytes": value.hex()}
+        return {
+            "bytes": _noted(
+                torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.empty(0).byte(), name, tensors
+            )
+        }
     if kind is torch.dtype:
         return {"dtype": str(value)}
     if kind is torch.device:
@@ -87,14 +98,20 @@ def _described_tensor(value: Tensor, name: str, tensors: Tensors) -> Any:
     if value.layout is not torch.strided or value.is_quantized:
         kind = "quantized" if value.is_quantized else str(value.layout)
         raise ConfigError(f"{name} is a tensor of the kind {kind}, which cannot be saved; expected an ordinary one")
-    while name in tensors:  # keys 1 and "1" have one name
-        name += "'"
     flat = value.detach()
     if value.dtype in NAMED:
-        tensors[name] = flat
-        return {"tensor": name}
-    tensors[name] = flat.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    return {"bytes of": [name, str(value.dtype), list(value.shape)]}
+        return {"tensor": _noted(flat, name, tensors)}
+    if str(value.dtype) not in OTHERS:
+        raise ConfigError(f"{name} is a tensor of {value.dtype}, which cannot be saved; expected an ordinary one")
+    flat = flat.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return {"bytes of": [_noted(flat, name, tensors), str(value.dtype), list(value.shape)]}
+
+
+def _noted(tensor: Tensor, name: str, tensors: Tensors) -> str:
+    while name in tensors:  # keys 1 and "1" have one name
+        name += "'"
+    tensors[name] = tensor
+    return name
 
 
 def _made(told: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -107,7 +124,7 @@ def _made(told: Any, tensors: Mapping[str, Tensor]) -> Any:
         return tensors[what]
     if tag == "bytes of":
         name, dtype, shape = what
-        return tensors[name].view(DTYPES[dtype]).reshape(shape)
+        return tensors[name].view(OTHERS[dtype]).reshape(shape)
     if tag in DICTS:
         made = DICTS[tag]()
         for key, part in what:
@@ -120,7 +137,7 @@ def _made(told: Any, tensors: Mapping[str, Tensor]) -> Any:
     if tag == "complex":
         return complex(float(what[0]), float(what[1]))
     if tag == "bytes":
-        return bytes.fromhex(what)
+        return tensors[what].numpy().tobytes()
     if tag == "dtype":
         return DTYPES[what]
     if tag == "device":

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddip.communicators import engine
-from ddip.errors import ConfigError
+from ddip.errors import ConfigError, PeerLost, TimedOut
 from ddip.pipeline.arguments import is_scale_state, is_whole
-from ddip.pipeline.saved_stage import buffers_of, refuse_other_stage, restore_stage, stage_state
+from ddip.pipeline.saved_stage import buffers_of, is_count, refuse_other_stage, restore_stage, stage_state
 from ddip.pipeline.saved_tree import put_together, taken_apart
 from ddip.replicas import broadcast_object, gather_objects, together
 
@@ -27,17 +27,40 @@ FORGETFUL = {"none", "stash", "msnag", "aggmsnag", "spectrain", "lwp", "adam", "
 def save(pipe: Pipeline, path: str | Path) -> None:
     """All ranks. Whatever happens, what was saved before is there until this is whole."""
     store = engine().CheckpointStore(str(path))
-    # Not the micro-batches': what is saved last is what is loaded, also if it is a younger run.
-    number = broadcast_object((store.newest() or 0) + 1 if pipe.ranks.rank == 0 else None, ranks=pipe.ranks)
+    lock, found = together(lambda: begun(store, str(path)) if pipe.ranks.rank == 0 else (None, 0), pipe.ranks)
+    number = broadcast_object(found, ranks=pipe.ranks)
     mine: dict[str, File] = {}
     try:
         together(lambda: write_parts(pipe, store, number, mine), pipe.ranks)
         everybody = gather_objects((mine, pipe.heard), pipe.ranks, root=0)
         together(lambda: publish(pipe, store, number, everybody, Path(path)), pipe.ranks)
-    except ConfigError:  # not a lost peer: then nobody knows how far rank 0 is
+    except (PeerLost, TimedOut):
+        raise  # nobody knows how far rank 0 is
+    except Exception:
         for name, _, _ in mine.values():
             store.discard(number, name)
         raise
+    finally:
+        if lock:
+            lock.release()
+
+
+def begun(store: Any, place: str) -> tuple[Any, int]:
+    """Rank 0: nobody else saves there until the lock is released. The save's number is not that of micro-batches: what is saved last
+    is what is loaded, also if it is a younger run."""
+    lock = store.lock()
+    try:
+        manifest = store.last()
+    except ConfigError:
+        manifest = None  # damaged: a new one is all the better
+    if manifest and what_of(manifest) != WHAT:  # its checkpoints would be removed sooner or later
+        raise ConfigError(f"{place}: it has checkpoints of something else; expected a folder of its own")
+    return lock, (store.newest() or 0) + 1
+
+
+def what_of(manifest: Any) -> Any:
+    about = json.loads(manifest.about)
+    return about.get("what") if isinstance(about, dict) else None
 
 
 def write_parts(pipe: Pipeline, store: Any, number: int, done: dict[str, File]) -> None:
@@ -98,22 +121,42 @@ def load(pipe: Pipeline, path: str | Path) -> None:
     """All ranks, each reads what its stages need. If one of them cannot take it, none of them is changed."""
     store = engine().CheckpointStore(str(path))
     manifest, states = together(lambda: read(pipe, store, str(path)), pipe.ranks)
-    theirs = gather_objects((manifest.step, manifest.about), pipe.ranks)
+    theirs = gather_objects((manifest.step, manifest.about, manifest.hashes), pipe.ranks)
     if other := next((rank for rank, found in enumerate(theirs) if found != theirs[0]), None):
         raise ConfigError(
             f"{path}: rank {other} has found another pipeline there than rank 0; expected a folder that all ranks share"
         )
+    about = json.loads(manifest.about)
+    before = {index: stage_state(pipe, index) for index in pipe.mine}, pipe.micro_batches_done, pipe.heard
+    try:
+        together(lambda: restore(pipe, states, about["micro_batches"], put_together(about["heard"], {})), pipe.ranks)
+    except (PeerLost, TimedOut):
+        raise
+    except Exception as error:
+        # What a scheduler or a module makes of its own state cannot be known before.
+        restore(pipe, *before)
+        raise ConfigError(f"{path}: {in_a_line(error)}; nothing was changed") from error
+
+
+def in_a_line(error: Exception) -> str:
+    said = (str(error).splitlines() or [""])[0]
+    return said if isinstance(error, ConfigError) else f"{type(error).__name__}: {said}"
+
+
+def restore(pipe: Pipeline, states: dict[int, dict[str, Any]], micro_batches: int, heard: Heard) -> None:
     for index, state in states.items():
         restore_stage(pipe, index, state)
-    about = json.loads(manifest.about)
-    pipe.micro_batches_done = about["micro_batches"]
-    pipe.heard = put_together(about["heard"], {})
+    pipe.micro_batches_done = micro_batches
+    pipe.heard = heard
 
 
 def read(pipe: Pipeline, store: Any, place: str) -> tuple[Any, dict[int, dict[str, Any]]]:
     """The manifest, and this rank's stages, which fit."""
-    if Path(place).is_file():
-        raise ConfigError(f"{place}: it is a file; expected a folder that pipe.save wrote")
+    try:
+        if Path(place).is_file():
+            raise ConfigError(f"{place}: it is a file; expected a folder that pipe.save wrote")
+    except OSError as error:
+        raise ConfigError(f"{place}: {error.strerror}") from None
     manifest = store.last()
     if manifest is None:
         raise ConfigError(f"{place}: no pipeline is saved there")
@@ -132,16 +175,16 @@ def refuse_other_pipeline(pipe: Pipeline, about: Any, place: str) -> None:
     theirs = about.get("staleness")
     if theirs != pipe.policy_name and not (remembers_nothing(theirs) and remembers_nothing(pipe.policy_name)):
         raise ConfigError(f"{place}: it was trained with staleness={theirs!r}; here it is {pipe.policy_name!r}")
-    if not is_whole(about.get("micro_batches")) or about["micro_batches"] < 0:
+    if not is_count(about.get("micro_batches")):
         raise ConfigError(f"{place}: its number of micro-batches is {about.get('micro_batches')!r}")
     try:
         squares, scale = put_together(about["heard"], {})
-        alike = all(is_whole(step) and type(square) is float for step, square in squares.items())
+        alike = all(is_whole(step) and abs(step) < 2**62 and type(square) is float for step, square in squares.items())
     except (ConfigError, TypeError, ValueError, KeyError, AttributeError):
         alike = False
     if not alike:
         raise ConfigError(f"{place}: its gradients' norms are damaged")
-    if scale is not None and not is_scale_state(scale):
+    if scale is not None and not (is_scale_state(scale) and is_count(scale[1])):
         raise ConfigError(f"{place}: its loss scale is {scale!r}; expected powers of two")
 
 
@@ -155,15 +198,18 @@ def read_stage(pipe: Pipeline, store: Any, manifest: Any, index: int, place: str
     own = part_of(index, pipe.replica)
     if pipe.replica and own in manifest.parts:  # else there were fewer replicas
         statistics = read_part(store, manifest, own, place).get("model")
-        model = state.get("model")
+        model, buffers = state.get("model"), set(buffers_of(pipe, index))
         if isinstance(model, dict) and isinstance(statistics, dict):
-            state["model"] = {**model, **statistics}
+            state["model"] = {**model, **{name: statistics[name] for name in statistics.keys() & buffers}}
     refuse_other_stage(pipe, index, state, place)
     return state
 
 
 def read_part(store: Any, manifest: Any, part: str, place: str) -> dict[str, Any]:
-    tensors, texts = store.read(manifest, part)
+    try:
+        tensors, texts = store.read(manifest, part)
+    except RuntimeError as error:  # the disk's own
+        raise ConfigError(f"{place}: {part}: {in_a_line(error)}") from None
     try:
         return {kind: put_together(text, tensors) for kind, text in texts.items() if kind != "format"}
     except ConfigError as error:

@@ -139,6 +139,47 @@ TEST_F(Checkpoint, keeps_the_last_two_and_the_best) {
   EXPECT_EQ(value(store, *store.last(), "model"), 50);
 }
 
+// Also where they look like ours at first sight.
+TEST_F(Checkpoint, only_files_of_its_own_are_removed) {
+  const Store store(folder);
+  const std::vector<std::string> foreign = {"step-1000.safetensors",
+                                            "step-2000-ema.safetensors",
+                                            "step-0000000001-ema.safetensors",
+                                            "download.iso.part",
+                                            "step-1.json",
+                                            "step-0000000001.notes",
+                                            "step-0000000001.safetensors",
+                                            "best.part",
+                                            "step-x.model.safetensors"};
+  for (const std::string& name : foreign) std::ofstream(folder / name) << "{}";
+  const std::vector<std::string> left = {"step-0000000009.model.safetensors",
+                                         "step-0000000009.model.safetensors.12.part", "step-0000000009.json.7.part",
+                                         "best.json.12.part"};
+  for (const std::string& name : left) std::ofstream(folder / name) << "{}";
+  for (uint64_t step : {1, 2, 3}) save(store, step);
+  for (const std::string& name : foreign) EXPECT_TRUE(fs::exists(folder / name)) << name;
+  for (const std::string& name : left) EXPECT_FALSE(fs::exists(folder / name)) << name;
+  EXPECT_EQ(store.last()->step, 3u);
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder), {}), static_cast<ptrdiff_t>(foreign.size()) + 6);
+}
+
+TEST_F(Checkpoint, two_do_not_save_there_at_once) {
+  const Store store(folder / "new");
+  {
+    const Fd mine = store.lock();
+    EXPECT_THAT(refusal([&] { static_cast<void>(Store(folder / "new").lock()); }),
+                HasSubstr("somebody else saves there at this moment"));
+  }
+  EXPECT_TRUE(store.lock());
+}
+
+TEST_F(Checkpoint, what_nobody_could_read_is_not_written) {
+  const Store store(folder);
+  EXPECT_THAT(refusal([&] { store.write(1, {"model", {}, {{"text", std::string(kLongestHeader, 'x')}}}); }),
+              HasSubstr("what is no tensor would take"));
+  EXPECT_TRUE(fs::is_empty(folder));
+}
+
 TEST_F(Checkpoint, one_flipped_byte_anywhere_is_refused_and_the_older_one_is_named) {
   Store store(folder);
   save(store, 1);

@@ -116,6 +116,9 @@ std::string format_safetensors_header(const SafetensorsHeader& header) {
   std::string formatted = text.dump();
   formatted.resize((formatted.size() + 7) / 8 * 8, ' ');
   const uint64_t length = formatted.size();
+  if (length > kLongestHeader)
+    throw ConfigError(
+        fmt::format("what is no tensor would take {} bytes, expected at most {}", length, kLongestHeader));
   std::string bytes(kLengthBytes, '\0');
   std::memcpy(bytes.data(), &length, kLengthBytes);
   return bytes + formatted;

@@ -37,7 +37,8 @@ uint64_t safetensors_header_length(std::string_view first_eight, uint64_t file_b
 // `json`: the bytes between; `data_bytes`: how many follow. Throws ConfigError, without a file name.
 SafetensorsHeader parse_safetensors_header(std::string_view json, uint64_t data_bytes);
 
-// With the eight bytes in front. The data begins at a multiple of eight.
+// With the eight bytes in front. The data begins at a multiple of eight. Throws ConfigError if it would be longer than
+// anybody reads.
 std::string format_safetensors_header(const SafetensorsHeader& header);
 
 }  // namespace ddip::checkpoint

@@ -1,9 +1,13 @@
 #include "ddip/checkpoint/store.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -41,6 +45,27 @@ std::string unused_name(const fs::path& folder, uint64_t step, const std::string
   return name;
 }
 
+bool all_digits(std::string_view text) {
+  return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
+}
+
+// What a save may have left there: "step-0000000007.model.safetensors", or "….1234.part" of it or of a manifest.
+bool is_left_over(std::string_view name) {
+  const bool unfinished = name.ends_with(".part");
+  if (unfinished) {
+    name.remove_suffix(5);
+    const size_t dot = name.rfind('.');
+    if (dot == std::string_view::npos || !all_digits(name.substr(dot + 1))) return false;
+    name = name.substr(0, dot);
+    if (name == kBest) return true;
+  }
+  if (!name.starts_with("step-")) return false;
+  const size_t dot = name.find('.');
+  if (dot == std::string_view::npos || dot < 15 || !all_digits(name.substr(5, dot - 5))) return false;
+  const std::string_view rest = name.substr(dot);
+  return (rest.ends_with(".safetensors") && rest != ".safetensors") || (unfinished && rest == ".json");
+}
+
 void write_manifest(const fs::path& path, const std::string& text) {
   NewFile file(path);
   file.write(std::as_bytes(std::span(text)), 0);
@@ -53,11 +78,25 @@ void write_manifest(const fs::path& path, const std::string& text) {
 
 }  // namespace
 
-Manifest::File Store::write(uint64_t step, const Part& part) const {
+Fd Store::lock() const {
+  make_folder();
+  Fd folder(::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!folder) refuse(folder_, std::strerror(errno));
+  // Where nothing can be locked (some network's file systems), nobody is kept out.
+  if (::flock(folder.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    refuse(folder_, "somebody else saves there at this moment; expected a folder of its own for each run");
+  return folder;
+}
+
+void Store::make_folder() const {
   std::error_code error;
   const bool made = fs::create_directories(folder_, error);
   if (error) throw ConfigError(fmt::format("{}: {}", folder_.string(), error.message()));
   if (made) sync_folder(folder_.parent_path());
+}
+
+Manifest::File Store::write(uint64_t step, const Part& part) const {
+  make_folder();
   const std::string name = unused_name(folder_, step, part.name);
   std::map<std::string, std::string> metadata = part.metadata;
   metadata["format"] = "pt";  // what other programs look for
@@ -132,7 +171,7 @@ std::vector<uint64_t> Store::steps() const {
     uint64_t step = 0;
     const char *begin = name.data() + 5, *end = name.data() + name.size() - 5;
     const auto [stop, wrong] = std::from_chars(begin, end, step);
-    if (wrong == std::errc{} && stop == end) found.push_back(step);
+    if (wrong == std::errc{} && stop == end && name == stem(step) + ".json") found.push_back(step);
   }
   std::sort(found.begin(), found.end());
   return found;
@@ -206,8 +245,7 @@ void Store::prune(uint64_t newest) const {
   // Also what a crash left: unfinished files, tensors whose manifest never came.
   for (const auto& entry : fs::directory_iterator(folder_, error)) {
     const std::string name = entry.path().filename().string();
-    const bool ours = name.ends_with(".part") || (name.starts_with("step-") && name.ends_with(".safetensors"));
-    if (ours && !needed.contains(name)) fs::remove(entry.path(), error);
+    if (is_left_over(name) && !needed.contains(name)) fs::remove(entry.path(), error);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 
+#include "ddip/base/fd.h"
 #include "ddip/checkpoint/safetensors_file.h"
 
 namespace ddip::checkpoint {
@@ -40,6 +41,10 @@ class Store {
   // When it returns, it is on the disk. If it throws, what was there before still is.
   void save(const Snapshot& snapshot);
 
+  // Makes the folder. As long as the descriptor is open, nobody else gets it: two savers would remove each other's
+  // files. Throws ConfigError if somebody has it.
+  Fd lock() const;
+
   // The same by several processes: each writes its own parts, and when all are on the disk, one of them publishes the
   // manifest. They throw as save does; then everybody discards what he wrote.
   Manifest::File write(uint64_t step, const Part& part) const;
@@ -58,6 +63,7 @@ class Store {
   const std::filesystem::path& folder() const { return folder_; }
 
  private:
+  void make_folder() const;
   Manifest read(const std::filesystem::path& path) const;
   std::vector<uint64_t> steps() const;  // ascending
   std::string instead_of(uint64_t step) const;

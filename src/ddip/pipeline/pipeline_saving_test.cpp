@@ -486,6 +486,11 @@ TEST(CppPipelineSaving, what_is_damaged_missing_or_foreign_is_refused) {
   refused(folder.path(), "it has checkpoints, but of no pipeline");
   checkpoint::Store(folder.path()).save({2, R"({"what": "ddip pipeline of Python"})", {{"stage-0", {}}}});
   refused(folder.path(), "Python's pipe.save wrote it; expected a pipeline of a C++ program");
+  on_ranks(2, [&](const auto& ranks) {
+    const std::string said = refusal([&] { made(ranks, saved_run)->save(folder.path()); });
+    require(said.find("it has checkpoints of something else; expected a folder of its own") != std::string::npos, said);
+  });
+  EXPECT_EQ(checkpoint::Store(folder.path()).newest(), 2u);
 }
 
 TEST(CppPipelineSaving, what_cannot_be_saved_or_loaded_says_so) {

@@ -143,16 +143,36 @@ checkpoint::Manifest last_in(const checkpoint::Store& store) {
   return *found;
 }
 
+// One that something else keeps there would be removed sooner or later.
+void require_own_folder(const checkpoint::Store& store) {
+  std::optional<checkpoint::Manifest> last;
+  try {
+    last = store.last();
+  } catch (const ConfigError&) {
+    return;  // damaged: a new one is all the better
+  }
+  if (!last) return;
+  const json about = json::parse(last->about);
+  if (!about.is_object() || about.value("what", json()) != kWhat)
+    throw ConfigError(
+        fmt::format("{}: it has checkpoints of something else; expected a folder of its own", store.folder().string()));
+}
+
 }  // namespace
 
 void save(const RankOnDisk& rank, int64_t micro_batches, const fs::path& folder) {
   const checkpoint::Store store(folder);
   const int me = rank.ranks.rank();
+  const std::vector<json> optimizers = agreed(rank.ranks, [&] { return optimizers_of(rank); });
+  Fd locked;
   const std::vector<json> before = agreed(rank.ranks, [&]() -> json {
-    return {{"number", store.newest().value_or(0) + 1}, {"optimizers", optimizers_of(rank)}};
+    if (me != 0) return 0;
+    require_own_folder(store);
+    locked = store.lock();
+    return store.newest().value_or(0) + 1;
   });
   // Rank 0's: not the micro-batches', because what is saved last is what is loaded, also if it is a younger run.
-  const auto number = before[0]["number"].get<uint64_t>();
+  const auto number = before[0].get<uint64_t>();
   std::string mine;
   try {
     const std::vector<json> files = agreed(rank.ranks, [&]() -> json {
@@ -167,7 +187,7 @@ void save(const RankOnDisk& rank, int64_t micro_batches, const fs::path& folder)
       json about = about_pipeline(rank);
       about["micro_batches"] = micro_batches;
       about["optimizers"] = json::object();
-      for (const json& theirs : before) about["optimizers"].update(theirs["optimizers"]);
+      for (const json& theirs : optimizers) about["optimizers"].update(theirs);
       checkpoint::Manifest manifest{.step = number, .about = about.dump(), .files = {}};
       for (size_t other = 0; other < files.size(); ++other) {
         const json& file = files[other];
@@ -204,6 +224,7 @@ int64_t load(const RankOnDisk& rank, const fs::path& folder) {
     }
     change = restored_rank(rank, store.open(manifest, part_of(rank.ranks.rank())));
     about["number"] = manifest.step;
+    for (const auto& [part, file] : manifest.files) about["hashes"][part] = file.written.sha256;
     return about;
   });
   for (size_t other = 0; other < found.size(); ++other) {

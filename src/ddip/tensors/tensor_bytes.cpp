@@ -14,6 +14,7 @@ namespace {
 using checkpoint::TensorEntry;
 
 constexpr size_t kListed = 4;
+constexpr uint64_t kMostElements = uint64_t{1} << 48;  // in one dimension: an empty tensor may have any
 
 const std::map<at::ScalarType, std::string>& dtype_names() {
   static const std::map<at::ScalarType, std::string> names = {
@@ -59,6 +60,8 @@ std::map<std::string, at::Tensor> read_tensors(const checkpoint::SafetensorsFile
     if (known == dtype_names().end())
       throw ConfigError(
           fmt::format("{}: {} has the type {}, which torch has not", file.path().string(), entry.name, entry.dtype));
+    if (std::ranges::any_of(entry.shape, [](uint64_t size) { return size > kMostElements; }))
+      throw ConfigError(fmt::format("{}: {} has a shape that no tensor can have", file.path().string(), entry.name));
     const at::Tensor read = at::empty(std::vector<int64_t>(entry.shape.begin(), entry.shape.end()), known->first);
     file.read(entry, read.mutable_data_ptr());
     found[entry.name] = read;
