@@ -561,11 +561,15 @@ def test_the_command_says_what_is_wrong_in_one_line(tmp_path: Path, monkeypatch:
         )
 
 
-def test_a_plan_is_read_from_a_file_only(tmp_path: Path) -> None:
+def test_a_plan_is_read_from_a_file_or_a_save(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for place in (tmp_path / "pipe", tmp_path, Path("/dev/null")):
+    for place in (tmp_path / "pipe", Path("/dev/null")):
         with pytest.raises(library.ConfigError, match=f"^{place}: it is no file$"):
             read_plan(place)
+    with pytest.raises(
+        library.ConfigError, match=f"^{tmp_path}: no pipeline with a plan is saved there; expected one that was"
+    ):
+        read_plan(tmp_path)
     _, inputs, traced = made("mlp")
     for other in (0, True, 2.5, b"plan", ["single"]):
         with pytest.raises(library.ConfigError, match="is no plan; expected the name of its file$"):

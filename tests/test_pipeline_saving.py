@@ -178,6 +178,21 @@ def test_a_module_reads_its_state_as_of_the_version_that_it_has(two: ddip.Group,
     assert [result.value for result in two.run(f"s.versions({str(tmp_path / 'run')!r})")] == [True, True]
 
 
+def test_a_model_that_is_cut_elsewhere_the_next_time_can_be_cut_as_it_was(two: ddip.Group, tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    for result in two.run(f"s.cut_elsewhere({folder!r})"):
+        said, moved, stages = result.value
+        assert said == (
+            f"ConfigError: {folder}: it was cut elsewhere, into stages that begin with 0, 1, here with 0, 3; partition={folder!r} "
+            "makes a pipeline that is cut as that one"
+        )
+        assert moved == 0 and stages == [["0"], ["1", "2", "3", "4"]]
+    with pytest.raises(
+        RankError, match="no pipeline with a plan is saved there; expected one that was made with example="
+    ):
+        two.run(f"s.trained(1).save({str(tmp_path / 'list')!r})\ns.cut_as({str(tmp_path / 'list')!r})")
+
+
 # What a folder may have whose hashes are right: `a`, about the pipeline; `o`, stage 0.
 LIES = {
     "a.update(what='ddip pipeline')": "a C++ program saved it",

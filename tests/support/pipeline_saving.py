@@ -189,6 +189,38 @@ def versions(folder: str) -> bool:
     return p.furthest(pipe.state_dict(), again.state_dict()) == 0
 
 
+def cut_as(partition: Any) -> ddip.Pipeline:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)]
+    return p.pipe_of(torch.nn.Sequential(*layers).double(), example=p.data(1, 3)[0][0], partition=partition)  # type: ignore[arg-type]
+
+
+def edited(pipe: ddip.Pipeline, stages: list[list[str]], file: str) -> str:
+    """Its plan's file with other stages."""
+    assert pipe.cut
+    plan = json.loads(str(pipe.cut.plan))
+    if ddip.rank() == 0:
+        for stage, layers in zip(plan["stages"], stages, strict=True):
+            stage["layers"] = layers
+        Path(file).write_text(json.dumps(plan))
+    ddip.comm().barrier()
+    return file
+
+
+def cut_elsewhere(folder: str) -> tuple[str, float, Any]:
+    """A pipeline that is saved, and another one that is cut behind the third layer and not behind the first."""
+    measured = cut_as("single")
+    pipe = cut_as(edited(measured, [["0"], ["1", "2", "3", "4"]], folder + ".first"))
+    pipe.run(p.data(2, 12))
+    pipe.save(folder)
+    other = cut_as(edited(measured, [["0", "1", "2"], ["3", "4"]], folder + ".third"))
+    said = said_by(lambda: other.load(folder))
+    again = cut_as(folder)
+    again.load(folder)
+    assert again.cut and again.cut.plan
+    return said, p.furthest(pipe.state_dict(), again.state_dict()), again.cut.plan.stages
+
+
 # --- what somebody may have written
 
 

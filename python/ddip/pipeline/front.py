@@ -66,7 +66,8 @@ class Pipeline:
     model      a list of stages (modules; each takes what the one before returned), an nn.Sequential, which is cut into parts of as
                many layers, any module with `example`, or what ddip.pipeline.split made of one
     example    the inputs of one micro-batch: stages and links are measured, a module is traced and cut where it takes least time, and
-               the window is as wide as the links ask for. partition: how it is cut (single, mixed, mirrored, or a plan's file);
+               the window is as wide as the links ask for. partition: how it is cut (single, mixed, mirrored, a plan's file, or as a
+               pipeline that was saved: its folder);
                leaves: classes of modules, or their names, that stay whole
     schedule   seq, gpipe, 1f1b, interleaved, zb1, zbv, async_1f1b, virtual_async, 2bw, paci
     window     how many backwards each stage may owe when another forward begins, by stage; "depth" is its distance from the last

@@ -9,6 +9,7 @@ from ddip._engine import PartitionCosts, PartitionPlan, Placement
 from ddip.errors import ConfigError
 from ddip.pipeline.faithful_cut import check_cut
 from ddip.pipeline.profile import profile
+from ddip.pipeline.saved_plan import plan_of_save
 from ddip.pipeline.traced import Traced
 from ddip.pipeline.untouched import untouched
 
@@ -51,11 +52,7 @@ def refuse_for(plan: PartitionPlan, traced: Traced, inputs: tuple[Any, ...]) -> 
         check_cut(traced, plan.stages, inputs)
 
 
-def read_plan(path: str | Path, traced: Traced | None = None, inputs: tuple[Any, ...] | None = None) -> PartitionPlan:
-    """A plan that somebody may have edited. With the traced model and a micro-batch it is also checked that the plan is
-    for this model: layers, edges, shapes, and what its stages compute."""
-    if not isinstance(path, (str, Path)):  # open() takes numbers, too: those of open files
-        raise ConfigError(f"{path!r} is no plan; expected the name of its file")
+def text_of(path: str | Path) -> str:
     if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
         raise ConfigError(f"{path}: it is no file")
     try:
@@ -65,7 +62,15 @@ def read_plan(path: str | Path, traced: Traced | None = None, inputs: tuple[Any,
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'it is no text'}") from None
     if len(text) > LARGEST_FILE:
         raise ConfigError(f"{path}: it is longer than any plan")
-    plan = PartitionPlan.read(text, str(path))
+    return text
+
+
+def read_plan(path: str | Path, traced: Traced | None = None, inputs: tuple[Any, ...] | None = None) -> PartitionPlan:
+    """A plan that somebody may have edited, or that of a pipeline that was saved in a folder. With the traced model and a micro-batch it is also checked that the plan is
+    for this model: layers, edges, shapes, and what its stages compute."""
+    if not isinstance(path, (str, Path)):  # open() takes numbers, too: those of open files
+        raise ConfigError(f"{path!r} is no plan; expected the name of its file")
+    plan = PartitionPlan.read(plan_of_save(str(path)) if Path(path).is_dir() else text_of(path), str(path))
     if traced is not None and inputs is not None:
         try:
             refuse_for(plan, traced, inputs)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ddip.communicators import engine
 from ddip.errors import ConfigError, PeerLost, TimedOut
 from ddip.pipeline.arguments import is_scale_state, is_whole
+from ddip.pipeline.saved_plan import refuse_other_cut
 from ddip.pipeline.saved_stage import buffers_of, is_count, refuse_other_stage, restore_stage, stage_state
 from ddip.pipeline.saved_tree import put_together, taken_apart
 from ddip.replicas import broadcast_object, gather_objects, together
@@ -111,6 +112,8 @@ def publish(
         "micro_batches": pipe.micro_batches_done,
         "heard": taken_apart((squares, scale), "heard")[0],
     }
+    if pipe.cut and pipe.cut.plan:
+        about["plan"] = str(pipe.cut.plan)
     try:
         store.publish(number, json.dumps(about), parts)
     except RuntimeError as error:
@@ -170,6 +173,7 @@ def refuse_other_pipeline(pipe: Pipeline, about: Any, place: str) -> None:
         raise ConfigError(f"{place}: a C++ program saved it; expected what pipe.save of Python wrote")
     if what != WHAT:
         raise ConfigError(f"{place}: it has checkpoints, but of no pipeline")
+    refuse_other_cut(pipe, about, place)
     if about.get("stages") != len(pipe.modules):
         raise ConfigError(f"{place}: it is no pipeline of {len(pipe.modules)} stages, but of {about.get('stages')!r}")
     theirs = about.get("staleness")
