@@ -315,7 +315,7 @@ class Pipeline:
                     raise ConfigError(
                         f"metrics= has {theirs[-1]} on rank {rank} and {said[-1]} on rank {self.ranks.rank}; expected the same names"
                     )
-                what = f"{theirs[0]} batches here {said[0]}" if theirs[0] != said[0] else "another pipeline"
+                what = f"{theirs[0]} batches, here {said[0]}" if theirs[0] != said[0] else "another pipeline"
                 raise ConfigError(f"rank {rank} runs {what}: every rank must run the same pipeline on as many batches")
         for _, _, ends, _ in everybody:
             self._end_ledger(ends)

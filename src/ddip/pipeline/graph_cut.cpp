@@ -100,6 +100,7 @@ Part part_of(const Graph& graph, const StageOfGraph& stage) {
     part.auxiliary_losses = [losses = stage.losses] { return std::exchange(*losses, {}); };
   part.name = names.size() == 1 ? names[0] : fmt::format("{} … {}", names.front(), names.back());
   part.prefix = "";
+  part.layers = names;
   part.takes = names_of(graph, takes);
   part.gives = gives.empty() ? std::vector<std::string>{names.back()} : names_of(graph, gives);
   return part;

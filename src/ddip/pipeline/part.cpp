@@ -1,6 +1,7 @@
 #include "ddip/pipeline/part.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 #include <map>
@@ -24,8 +25,13 @@ std::vector<Part> cut_at(torch::nn::Sequential model, const std::vector<int>& en
   int done = 0;
   for (int end : ends) {
     torch::nn::Sequential part;
-    for (; done < end; ++done, ++layer) part->push_back(names[static_cast<size_t>(done)], *layer);
+    std::vector<std::string> inside;
+    for (; done < end; ++done, ++layer) {
+      inside.push_back(names[static_cast<size_t>(done)]);
+      part->push_back(inside.back(), *layer);
+    }
     parts.emplace_back(part).prefix = "";
+    parts.back().layers = std::move(inside);
   }
   return parts;
 }
@@ -38,6 +44,21 @@ std::vector<Part> cut(torch::nn::Sequential model, int stages) {
   // Rounded to even, as Python's round: the same model is cut in the same places.
   for (int stage = 0; stage < stages; ++stage)
     ends.push_back(static_cast<int>(std::nearbyint(static_cast<double>(stage + 1) * layers / stages)));
+  return cut_at(model, ends);
+}
+
+std::vector<Part> cut(torch::nn::Sequential model, const std::vector<std::vector<std::string>>& stages) {
+  const std::vector<std::string> names = model->named_children().keys();
+  std::vector<std::string> asked;
+  std::vector<int> ends;
+  for (size_t stage = 0; stage < stages.size(); ++stage) {
+    if (stages[stage].empty()) throw ConfigError(fmt::format("stage {} has no layer: expected some", stage));
+    asked.insert(asked.end(), stages[stage].begin(), stages[stage].end());
+    ends.push_back(static_cast<int>(asked.size()));
+  }
+  if (asked != names)
+    throw ConfigError(fmt::format("stages of the layers {}: expected the model's, in their order: {}",
+                                  fmt::join(asked, ", "), fmt::join(names, ", ")));
   return cut_at(model, ends);
 }
 

@@ -38,6 +38,7 @@ struct Part {
   std::function<std::vector<at::Tensor>()> auxiliary_losses;
   std::string name;                   // for people
   std::optional<std::string> prefix;  // of its parameters' names in the pipeline's state; none: "0." on stage 0
+  std::vector<std::string> layers;    // the model's, that are in it; empty: nobody has cut it
   // Of a Graph's stage: the names of the values that come in, in their order, and of those that leave.
   std::vector<std::string> takes, gives;
 
@@ -70,6 +71,8 @@ struct Part {
 
 // Parts of as many layers, one behind the other, under the names that the layers have in the model.
 std::vector<Part> cut(torch::nn::Sequential model, int stages);
+// By stage the names of its layers, as saved_stages() has them. Throws ConfigError: they are not the model's, in order.
+std::vector<Part> cut(torch::nn::Sequential model, const std::vector<std::vector<std::string>>& stages);
 // Parts that end before these layers, the last one with the model.
 std::vector<Part> cut_at(torch::nn::Sequential model, const std::vector<int>& ends);
 

@@ -15,6 +15,7 @@
 #include "ddip/pipeline/hidden_weights.h"
 #include "ddip/pipeline/ledger_writer.h"
 #include "ddip/pipeline/modes.h"
+#include "ddip/pipeline/saved_cut.h"
 #include "ddip/pipeline/saving.h"
 #include "ddip/staleness/make_policy.h"
 #include "ddip/staleness/matrix.h"
@@ -367,7 +368,12 @@ Report Pipeline::Inside::run(const Batches& batches, bool training, Metrics metr
   if (training && ledger && !ledger->ended()) {
     if (const std::string before = ledger->add(record, first); !before.empty()) end_ledger(before);
   }
-  return report_of(record, batches.size(), training);
+  Report report = report_of(record, batches.size(), training);
+  if (const auto from = report.not_finite_from; training && from)
+    add_note(fmt::format("the loss is {} from batch {} of a run on: {}", report.losses[*from], *from,
+                         settings.scales_loss() ? "steps whose gradients are not finite are left out"
+                                                : "weights are no numbers any more, or will be"));
+  return report;
 }
 
 Report Pipeline::Inside::report_of(const Record& record, int64_t batches, bool training) const {
@@ -404,7 +410,8 @@ NamedTensors Pipeline::Inside::state() {
 }
 
 RankOnDisk Pipeline::Inside::on_disk() {
-  RankOnDisk found{.ranks = *ranks, .settings = settings, .executor = *executor, .stages = {}};
+  RankOnDisk found{
+      .ranks = *ranks, .settings = settings, .executor = *executor, .stages = {}, .layers = layers_of(parts)};
   for (int index : mine) {
     StageOnDisk& stage = found.stages.emplace_back(StageOnDisk{.index = index, .part = &part(index)});
     if (!steppings.contains(index)) continue;
@@ -442,6 +449,7 @@ void Pipeline::load(const std::filesystem::path& folder) {
   if (inside_->ledger)
     throw ConfigError("load: a ledger tells of a run from its first weights on; expected a pipeline without one");
   inside_->micro_batches_done = pipeline::load(inside_->on_disk(), folder);
+  inside_->whole = true;  // also if a run before it was not
 }
 
 const std::string& Pipeline::staleness() const { return inside_->settings.policy(); }

@@ -20,6 +20,7 @@
 #include "ddip/pipeline/metrics.h"
 #include "ddip/pipeline/part.h"
 #include "ddip/pipeline/report.h"
+#include "ddip/pipeline/saved_cut.h"
 #include "ddip/pipeline/settings.h"
 #include "ddip/tensors/context.h"
 

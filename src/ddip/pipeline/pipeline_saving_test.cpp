@@ -493,6 +493,42 @@ TEST(CppPipelineSaving, what_is_damaged_missing_or_foreign_is_refused) {
   EXPECT_EQ(checkpoint::Store(folder.path()).newest(), 2u);
 }
 
+// Measured again, a model may be cut elsewhere.
+TEST(CppPipelineSaving, a_model_that_is_cut_elsewhere_the_next_time_can_be_cut_as_it_was) {
+  Folder folder;
+  on_ranks(2, [&](const auto& ranks) {
+    const auto model = [] {
+      torch::manual_seed(0);
+      torch::nn::Sequential layers(torch::nn::Linear(6, 8), torch::nn::Tanh(), torch::nn::Linear(8, 8),
+                                   torch::nn::Tanh(), torch::nn::Linear(8, 3));
+      layers->to(at::kDouble);
+      return layers;
+    };
+    const auto pipe_of = [&](const std::vector<Part>& parts) {
+      return std::make_unique<Pipeline>(ranks, parts, mse, sgd,
+                                        PipelineOptions{.schedule = "1f1b", .micro_batches = 4});
+    };
+    auto pipe = pipe_of(cut_at(model(), {1, 5}));
+    pipe->run(data(2, 8));
+    pipe->save(folder.path());
+    auto other = pipe_of(cut_at(model(), {3, 5}));
+    State before;
+    for (const auto& [name, tensor] : other->state()) before[name] = tensor.clone();
+    const std::string said = refusal([&] { other->load(folder.path()); });
+    require(said.find("it was cut elsewhere, into stages that begin with 0, 1, here with 0, 3; cut(model, "
+                      "saved_stages(folder)) cuts it as that one") != std::string::npos,
+            said);
+    require(furthest(before, other->state()) == 0, "nothing has changed");
+    auto again = pipe_of(cut(model(), saved_stages(folder.path())));
+    again->load(folder.path());
+    require(furthest(pipe->state(), again->state()) == 0, "loaded");
+    require(refusal([&] { cut(model(), {{"0", "1"}, {"3", "2", "4"}}); }) ==
+                "stages of the layers 0, 1, 3, 2, 4: expected the model's, in their order: 0, 1, 2, 3, 4",
+            "another order");
+    require(refusal([&] { saved_stages("/nowhere"); }) == "/nowhere: no pipeline is saved there", "nothing there");
+  });
+}
+
 TEST(CppPipelineSaving, what_cannot_be_saved_or_loaded_says_so) {
   Folder folder;
   on_ranks(2, [&](const auto& ranks) {

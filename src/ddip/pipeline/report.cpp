@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include <algorithm>
 #include <fstream>
 #include <limits>
@@ -126,6 +128,8 @@ std::string Report::text() const {
   if (!losses.empty())
     last = training ? fmt::format(", last loss {:.4g}", losses.back()) : fmt::format(", mean loss {:.4g}", loss);
   for (const auto& [name, mean] : metrics) last += fmt::format(", {} {:.4g}", name, mean);
+  if (not_finite_from)
+    last += fmt::format("; the loss is {} from batch {} on", losses[*not_finite_from], *not_finite_from);
   return lines + fmt::format("{} batches in {:.2f} s{}", losses.size(), seconds, last);
 }
 
@@ -192,6 +196,9 @@ Report joined(const std::vector<json>& shares, int64_t batches, int micro_batche
       one.end += later;
       report.seconds = std::max(report.seconds, report.trace.back().end);
     }
+  }
+  for (size_t batch = 0; batch < sums.size() && !report.not_finite_from; ++batch) {
+    if (counts[batch] > 0 && !std::isfinite(sums[batch])) report.not_finite_from = batch;
   }
   for (StageTimes& one : report.stages) {
     // Of the run, which ends with its last rank.

@@ -5,6 +5,7 @@
 #include "ddip/base/error.h"
 #include "ddip/checkpoint/store.h"
 #include "ddip/pipeline/optimizer_state.h"
+#include "ddip/pipeline/saved_cut.h"
 #include "ddip/tensors/tensor_bytes.h"
 
 namespace ddip::pipeline {
@@ -27,7 +28,8 @@ json about_pipeline(const RankOnDisk& rank) {
           {"ranks", rank.ranks.world()},
           {"replicas", settings.options.replicas},
           {"placement", settings.request.rank_of_stage},
-          {"staleness", settings.policy()}};
+          {"staleness", settings.policy()},
+          {"layers", rank.layers}};
 }
 
 // By stage; a stage that has nothing to train is not in it.
@@ -54,6 +56,7 @@ void require_same_pipeline(const json& saved, const RankOnDisk& rank) {
     throw ConfigError("Python's pipe.save wrote it; expected a pipeline of a C++ program");
   if (saved.value("what", "") != kWhat) throw ConfigError("it has checkpoints, but of no pipeline");
   const json here = about_pipeline(rank);
+  require_same_cut(saved.value("layers", json()), here["layers"]);
   for (const char* what : {"stages", "ranks", "replicas", "placement", "staleness"})
     require_same(saved.at(what), here.at(what), what);
   const json optimizers = optimizers_of(rank);

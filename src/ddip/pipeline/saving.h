@@ -4,6 +4,7 @@
 #pragma once
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "ddip/pipeline/executor.h"
 #include "ddip/pipeline/settings.h"
@@ -17,6 +18,7 @@ struct RankOnDisk {
   const Settings& settings;
   Executor& executor;
   std::vector<StageOnDisk> stages;
+  nlohmann::json layers;  // of all stages (saved_cut.h)
 };
 
 // All ranks together, both. A ConfigError is thrown on all of them: then what was saved before is still there, or the
