@@ -15,7 +15,7 @@ Metric = Callable[[Any, Any], Any]
 
 
 class Metrics:
-    """Means over the samples. `functions`: each gives the mean over a micro-batch, of (output, target)."""
+    """Means over the samples. `functions`: each gives, of (output, target), the mean over a micro-batch, or (sum, count)."""
 
     def __init__(self, functions: Mapping[str, Metric] | None) -> None:
         if functions is not None and not isinstance(functions, Mapping):
@@ -27,7 +27,7 @@ class Metrics:
                     f"metrics= has {name!r}: {function!r}; expected names and functions of (output, target)"
                 )
         self._sums = dict.fromkeys(self.functions, 0.0)
-        self._samples = 0
+        self._counts = dict.fromkeys(self.functions, 0.0)
 
     @property
     def names(self) -> list[str]:
@@ -37,19 +37,25 @@ class Metrics:
         for name, function in self.functions.items():
             value = function(output, target)
             try:
-                self._sums[name] += float(value) * samples
+                if isinstance(value, tuple) and len(value) == 2:
+                    total, count = float(value[0]), float(value[1])
+                else:
+                    total, count = float(value) * samples, float(samples)
             except (TypeError, ValueError, RuntimeError):  # what float() says of a list, a word, a larger tensor
                 got = f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
                 raise ConfigError(
-                    f"metrics[{name!r}] gave {got}; expected one number, the mean over the samples"
+                    f"metrics[{name!r}] gave {got}; expected one number, the mean over the samples, or (sum, count)"
                 ) from None
-        self._samples += samples
+            self._sums[name] += total
+            self._counts[name] += count
 
     def means(self, ranks: Any) -> dict[str, float]:
         """All ranks together, if there are any metrics: of the last stages of all replicas. Without samples: not a number."""
         if not self.functions:
             return {}
-        everybody = gather_objects((self._sums, self._samples), ranks)
-        samples = sum(count for _, count in everybody)
-        total = {name: sum(sums[name] for sums, _ in everybody) for name in self.functions}
-        return {name: value / samples if samples else math.nan for name, value in total.items()}
+        everybody = gather_objects((self._sums, self._counts), ranks)
+        found = {}
+        for name in self.functions:
+            count = sum(counts[name] for _, counts in everybody)
+            found[name] = sum(sums[name] for sums, _ in everybody) / count if count else math.nan
+        return found
