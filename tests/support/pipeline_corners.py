@@ -323,21 +323,23 @@ def named_targets() -> float:
 
 
 class Calls(torch.nn.Module):
-    """A layer, and a function of what it gives that knows things of its own."""
+    """A layer between two functions that know things of their own."""
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, before: Any, after: Any) -> None:
         super().__init__()
-        self.layer, self.function = torch.nn.Linear(8, 3), [function]
+        self.layer, self.functions = torch.nn.Linear(8, 3), (before, after)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function[0](self.layer(x))  # type: ignore[no-any-return]
+        before, after = self.functions
+        return after(self.layer(before(x)))  # type: ignore[no-any-return]
 
 
-def hidden(kind: str, **options: Any) -> tuple[str, float]:
-    """What a run says, and how far the weights moved."""
+def hidden(kind: str, **options: Any) -> tuple[list[str], float]:
+    """What two runs say, and how far the weights moved."""
     first, _ = p.mlp(2)
     weight = next(first.parameters())  # 8 x 6
     unknown = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    changed_before = {"another's, in place": lambda x: x.add_(weight.sum())}
     functions = {
         "another's": lambda x: x + weight.sum(),
         "nobody's": lambda x: x * unknown,
@@ -346,7 +348,9 @@ def hidden(kind: str, **options: Any) -> tuple[str, float]:
         "its own": lambda x: x,
     }
     torch.manual_seed(1)
-    pipe = p.pipe_of([first, Calls(functions[kind]).double()], "1f1b", **options)
+    same = functions["its own"]
+    last = Calls(changed_before.get(kind, same), functions.get(kind, same)).double()
+    pipe = p.pipe_of([first, last], "1f1b", **options)
     before = pipe.state_dict()
-    said = said_by(lambda: pipe.run(p.data(2, 12)))
+    said = [said_by(lambda: pipe.run(p.data(2, 12))) for _ in range(2)]
     return said, p.furthest(before, pipe.state_dict())

@@ -194,16 +194,17 @@ void bind_stage(py::module_& module) {
   py::class_<HiddenWeights>(module, "HiddenWeights")
       .def(py::init<const std::vector<at::Tensor>&, const std::vector<std::pair<std::string, at::Tensor>>&>(),
            py::arg("own"), py::arg("others"))
+      .def("enter", &HiddenWeights::enter, py::arg("inputs"))
       // (name, elements) of what it finds, the name empty if it is in no stage.
       .def(
-          "look_at",
-          [](HiddenWeights& self, const std::vector<at::Tensor>& inputs,
+          "leave",
+          [](HiddenWeights& self,
              const std::vector<at::Tensor>& outputs) -> std::optional<std::pair<std::string, int64_t>> {
-            const auto found = self.look_at(inputs, outputs);
+            const auto found = self.leave(outputs);
             if (!found) return {};
             return std::pair(found->name, found->elements);
           },
-          py::arg("inputs"), py::arg("outputs"))
+          py::arg("outputs"))
       .def_property_readonly("is_done", &HiddenWeights::is_done);
   py::class_<Stage>(module, "Stage")
       .def(py::init<>())

@@ -19,7 +19,7 @@ def refuse_hidden_weights(model: nn.Module, layer: str, module: nn.Module, resul
     """`result`: what a layer's module made, with its graph, from values that no weight of the model has made."""
     looks = engine().HiddenWeights(list(module.parameters()), list(model.named_parameters()))
     with torch.enable_grad():
-        found = looks.look_at([], tensors_of(result))
+        found = looks.leave(tensors_of(result))
     if found:
         raise ConfigError(
             f"layer {layer} uses parameter {found[0]} by a reference that torch does not know, and a stage of its own would not train "
@@ -47,7 +47,7 @@ def refuse_hidden(stage: str, name: str, elements: int) -> None:
         )
     raise ConfigError(
         f"{stage} computes with a weight of {elements} elements that is in no stage, and would not train it; expected it, or its module, "
-        "as an attribute of the stage, or a weight without requires_grad"
+        "as an attribute of the stage, or one without requires_grad, or made anew in each forward"
     )
 
 

@@ -14,6 +14,7 @@ from ddip.errors import ConfigError
 from ddip.pipeline.auxiliary import collected
 from ddip.pipeline.batches import Batches
 from ddip.pipeline.borders import refuse_other_dicts, tensors_in, with_tensors
+from ddip.pipeline.counted import in_words, is_count, is_one_number
 from ddip.pipeline.hidden_weights import refuse_hidden
 from ddip.pipeline.memory import Activations
 from ddip.pipeline.metrics import Metrics
@@ -53,6 +54,8 @@ class StageCalls:
         self._read, self._metrics = None, Metrics(None)
 
     def forward(self, inputs: list[Any]) -> list[Any]:
+        if not self.hidden.is_done:
+            self.hidden.enter(tensors_in(inputs))
         with collected(), autocast(self.device, self.precision), self.activations.counted("forward", inputs):
             outputs: list[Any] = self.part.call(inputs)
         if outputs[0] is None and not self.is_last:
@@ -61,7 +64,7 @@ class StageCalls:
             )
         if not self.is_last:
             refuse_other_dicts(outputs, self.name)
-        if not self.hidden.is_done and (found := self.hidden.look_at(tensors_in(inputs), tensors_in(outputs))):
+        if not self.hidden.is_done and (found := self.hidden.leave(tensors_in(outputs))):
             refuse_hidden(self.name, *found)
         return outputs
 
@@ -89,22 +92,6 @@ class StageCalls:
 
     def buffers(self) -> list[torch.Tensor]:
         return list(self.part.module.buffers())
-
-
-def is_one_number(found: Any) -> bool:
-    return isinstance(found, torch.Tensor) and found.numel() == 1
-
-
-def is_count(found: Any) -> bool:
-    return (isinstance(found, (int, float)) or is_one_number(found)) and 0 <= float(found) < float("inf")
-
-
-def in_words(found: Any) -> str:
-    if isinstance(found, tuple):
-        return f"({', '.join(map(in_words, found))})"
-    if isinstance(found, (int, float)):
-        return str(found)
-    return f"a tensor {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
 
 
 def autocast(device: torch.device, precision: str) -> Any:

@@ -24,16 +24,19 @@ class HiddenWeights {
     std::string name;  // empty: in no stage
     int64_t elements = 0;
   };
-  // After each forward, with the tensors that came and left; only the first two with a graph are looked at. Finds a
-  // weight of another stage, or one of no stage that it has met before (a leaf that the forward made itself is another
-  // one each time).
-  std::optional<Found> look_at(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs);
+  // Around each forward, with the tensors that come and leave; after two with a graph and nothing found all is done.
+  // Before it, because a forward may change its inputs in place.
+  void enter(const std::vector<at::Tensor>& inputs);
+  // Finds a weight of another stage, or one of no stage that it has met before (a leaf that the forward made itself is
+  // another one each time).
+  std::optional<Found> leave(const std::vector<at::Tensor>& outputs);
   bool is_done() const { return left_ == 0; }
 
  private:
   std::set<const at::TensorImpl*> own_;
   std::map<const at::TensorImpl*, std::string> others_;
   std::set<c10::weak_intrusive_ptr<at::TensorImpl>> met_;  // keeps the address from being used again, not the tensor
+  std::set<const torch::autograd::Node*> known_;           // of the inputs
   int left_ = 2;
 };
 

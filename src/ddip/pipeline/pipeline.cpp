@@ -233,7 +233,9 @@ pipeline::Stage Pipeline::Inside::make_stage(int index, const MakeOptimizer& mak
                    name = stage.name](const std::vector<Value>& given) {
     Autocast autocast(precision, device);
     std::vector<Value> outputs = run_part(part, given, outgoing);
-    if (auto found = hidden->look_at(tensors_in(given), tensors_in(outputs))) refuse_hidden(name, *found);
+    if (!hidden->is_done()) hidden->enter(tensors_in(given));
+    if (hidden->is_done()) return outputs;
+    if (auto found = hidden->leave(tensors_in(outputs))) refuse_hidden(name, *found);
     return outputs;
   };
   stage.auxiliary_losses = part(index).auxiliary_losses;
@@ -369,8 +371,8 @@ Report Pipeline::Inside::run(const Batches& batches, bool training, Metrics metr
     if (const std::string before = ledger->add(record, first); !before.empty()) end_ledger(before);
   }
   Report report = report_of(record, batches.size(), training);
-  if (const auto from = report.not_finite_from; training && from)
-    add_note(fmt::format("the loss is {} from batch {} of a run on: {}", report.losses[*from], *from,
+  if (const auto from = report.not_finite_in; training && from)
+    add_note(fmt::format("the loss is {} in batch {} of a run: {}", report.losses[*from], *from,
                          settings.scales_loss() ? "steps whose gradients are not finite are left out"
                                                 : "weights are no numbers any more, or will be"));
   return report;
