@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from ddip.pipeline.batches import Batches
 from ddip.pipeline.memory import memory_of
 from ddip.pipeline.metrics import Metrics
 from ddip.pipeline.report import Gap, Report, on_one_clock, rows_of, share_of_run, this_machine, times_of
@@ -35,7 +36,7 @@ def report_of(pipe: Pipeline, record: Any, batches: int, training: bool, metrics
             what = "weights are no numbers any more, or will be"
             if pipe.loss_scaling:
                 what = "steps whose gradients are not finite are left out"
-            pipe.warn(f"the loss is {total} from batch {batch} of a run on: {what}")
+            pipe.warn(f"the loss is {total} in batch {batch} of a run: {what}")
             break
     stages = sorted((one for times, _, _ in everything for one in times), key=lambda one: one.stage)
     for one in stages:

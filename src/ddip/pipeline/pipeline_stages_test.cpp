@@ -426,14 +426,13 @@ TEST(CppPipeline, a_loss_that_is_no_number_is_told) {
   on_ranks(2, [](const auto& ranks) {
     Pipeline pipe(ranks, cut(mlp(2), 2), mse, sgd, {.schedule = "1f1b", .micro_batches = 4});
     Pairs batches = data(3, 8);
-    require(!pipe.run(batches).not_finite_from, "all is well");
+    require(!pipe.run(batches).not_finite_in, "all is well");
     batches[1].second.fill_(std::numeric_limits<double>::quiet_NaN());
     const Report report = pipe.run(batches);
-    require(report.not_finite_from == 1u, "from the second on");
-    require(report.text().ends_with("; the loss is nan from batch 1 on"), report.text());
-    require(
-        pipe.notes().back() == "the loss is nan from batch 1 of a run on: weights are no numbers any more, or will be",
-        pipe.notes().back());
+    require(report.not_finite_in == 1u, "from the second on");
+    require(report.text().ends_with("; the loss is nan in batch 1"), report.text());
+    require(pipe.notes().back() == "the loss is nan in batch 1 of a run: weights are no numbers any more, or will be",
+            pipe.notes().back());
   });
 }
 

@@ -128,8 +128,7 @@ std::string Report::text() const {
   if (!losses.empty())
     last = training ? fmt::format(", last loss {:.4g}", losses.back()) : fmt::format(", mean loss {:.4g}", loss);
   for (const auto& [name, mean] : metrics) last += fmt::format(", {} {:.4g}", name, mean);
-  if (not_finite_from)
-    last += fmt::format("; the loss is {} from batch {} on", losses[*not_finite_from], *not_finite_from);
+  if (not_finite_in) last += fmt::format("; the loss is {} in batch {}", losses[*not_finite_in], *not_finite_in);
   return lines + fmt::format("{} batches in {:.2f} s{}", losses.size(), seconds, last);
 }
 
@@ -197,8 +196,8 @@ Report joined(const std::vector<json>& shares, int64_t batches, int micro_batche
       report.seconds = std::max(report.seconds, report.trace.back().end);
     }
   }
-  for (size_t batch = 0; batch < sums.size() && !report.not_finite_from; ++batch) {
-    if (counts[batch] > 0 && !std::isfinite(sums[batch])) report.not_finite_from = batch;
+  for (size_t batch = 0; batch < sums.size() && !report.not_finite_in; ++batch) {
+    if (counts[batch] > 0 && !std::isfinite(sums[batch])) report.not_finite_in = batch;
   }
   for (StageTimes& one : report.stages) {
     // Of the run, which ends with its last rank.

@@ -45,11 +45,11 @@ struct TraceRow {
 };
 
 struct Report {
-  std::vector<double> losses;             // the mean of each batch; NaN if it counted nothing
-  double loss = 0;                        // the mean over all that was counted
-  std::optional<size_t> not_finite_from;  // the first batch that counted something and whose loss is no finite number
-  bool training = true;                   // otherwise an evaluation
-  std::vector<StageTimes> stages;         // by stage
+  std::vector<double> losses;           // the mean of each batch; NaN if it counted nothing
+  double loss = 0;                      // the mean over all that was counted
+  std::optional<size_t> not_finite_in;  // the first batch that counted something and whose loss is no finite number
+  bool training = true;                 // otherwise an evaluation
+  std::vector<StageTimes> stages;       // by stage
   double seconds = 0;
   std::vector<TraceRow> trace;            // by rank
   std::map<std::string, double> metrics;  // of an evaluation: means over all that was counted
