@@ -21,17 +21,18 @@ def test_metrics_are_those_of_one_process_on_every_rank(replicas: int) -> None:
             f"batches = p.data(4, 12, 7)[pipe.replica :: {replicas}]\n"
             "before = {name: part.clone() for name, part in pipe.state_dict().items()}\n"
             "counted = lambda out, y: (out[y > 0].sum(), (y > 0).sum())\n"
-            "report = pipe.evaluate(batches, metrics={'away': away, 'near': near, 'positive': counted})\n"
+            "masked = lambda out, y: (torch.tensor(torch.nan), 0) if y[0, 0] > 0 else (1, 1)\n"
+            "report = pipe.evaluate(batches, metrics={'away': away, 'near': near, 'positive': counted, 'masked': masked})\n"
             "model = torch.nn.Sequential(*p.mlp(2))\n"
             "x, y = (torch.cat(parts) for parts in zip(*p.data(4, 12, 7)))\n"
             "with torch.no_grad(): out = model(x)\n"
-            "expected = {'away': float(away(out, y)), 'near': near(out, y), 'positive': float(out[y > 0].mean())}\n"
+            "expected = {'away': float(away(out, y)), 'near': near(out, y), 'positive': float(out[y > 0].mean()), 'masked': 1.0}\n"
             "moved = p.furthest(before, pipe.state_dict())"
         )
         for rank in range(2 * replicas):
             found, expected = group.pull("report", rank=rank).metrics, group.pull("expected", rank=rank)
             assert found == pytest.approx(expected, abs=1e-12)
-            assert list(found) == ["away", "near", "positive"]
+            assert list(found) == ["away", "near", "positive", "masked"]
         assert group.pull("moved", rank=0) == 0.0
         assert f"near {group.pull('expected', rank=0)['near']:.4g}" in group.run("str(report)")[0].value
         mean = group.run("report.loss, float(torch.nn.functional.mse_loss(model(x), y)), str(report)")[0].value
@@ -62,8 +63,13 @@ def test_metrics_that_cannot_be_are_refused_in_our_words() -> None:
             ("{'away': lambda out, y: 'far'}", "metrics['away'] gave str; expected one number, the mean over"),
             (
                 "{'away': lambda out, y: (1, 2, 3)}",
-                "metrics['away'] gave tuple; expected one number, the mean over the samples, or (sum",
+                "metrics['away'] gave (1, 2, 3); expected one number, the mean over the samples, or (sum",
             ),
+            ("{'away': lambda out, y: (1.0, -2)}", "metrics['away'] gave (1.0, -2); expected one number"),
+            ("{'away': lambda out, y: (1.0, float('nan'))}", "metrics['away'] gave (1.0, nan); expected one number"),
+            ("{'away': lambda out, y: (1.0, float('inf'))}", "metrics['away'] gave (1.0, inf); expected one number"),
+            ("{'away': lambda out, y: (10**400, 1)}", "expected one number, the mean over the samples, or (sum"),
+            ("{'away': lambda out, y: out[:1, :1].max(0)}", "gave (a tensor [1], a tensor [1]); expected one number"),
             ("{'away': 3}", "metrics= has 'away': 3; expected names and functions of (output, target)"),
             (
                 "{'away': lambda out, y: out}",

@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 from ddip.errors import ConfigError
+from ddip.pipeline.counted import in_words, is_count
 from ddip.replicas import gather_objects
 
 Metric = Callable[[Any, Any], Any]
@@ -36,18 +35,18 @@ class Metrics:
     def add(self, output: Any, target: Any, samples: int) -> None:
         for name, function in self.functions.items():
             value = function(output, target)
+            whole = type(value) is tuple and len(value) == 2 and is_count(value[1])  # not torch's own kinds of tuples
             try:
-                if isinstance(value, tuple) and len(value) == 2:
-                    total, count = float(value[0]), float(value[1])
-                else:
-                    total, count = float(value) * samples, float(samples)
-            except (TypeError, ValueError, RuntimeError):  # what float() says of a list, a word, a larger tensor
-                got = f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+                total = float(value[0]) if whole else float(value) * samples
+                count = float(value[1]) if whole else float(samples)
+            # What float() says of a list, a word, a larger tensor, a number that is too large.
+            except (TypeError, ValueError, RuntimeError, OverflowError):
                 raise ConfigError(
-                    f"metrics[{name!r}] gave {got}; expected one number, the mean over the samples, or (sum, count)"
+                    f"metrics[{name!r}] gave {in_words(value)}; expected one number, the mean over the samples, or (sum, count)"
                 ) from None
-            self._sums[name] += total
-            self._counts[name] += count
+            if count:
+                self._sums[name] += total
+                self._counts[name] += count
 
     def means(self, ranks: Any) -> dict[str, float]:
         """All ranks together, if there are any metrics: of the last stages of all replicas. Without samples: not a number."""

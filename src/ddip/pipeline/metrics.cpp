@@ -1,6 +1,11 @@
 #include "ddip/pipeline/metrics.h"
 
+#include <fmt/format.h>
+
+#include <cmath>
 #include <limits>
+
+#include "ddip/base/error.h"
 
 namespace ddip::pipeline {
 
@@ -9,7 +14,11 @@ using nlohmann::json;
 void Measured::add(const Value& output, const Value& target, int64_t samples) {
   for (const auto& [name, metric] : metrics_) {
     const Loss found = metric(output, target, samples);
+    if (!(found.count >= 0 && std::isfinite(found.count)))
+      throw ConfigError(
+          fmt::format("the metric {:?} counts {}; expected a number from 0 on, of what it sums", name, found.count));
     Sum& sum = sums_[name];
+    if (found.count == 0) continue;
     sum.sum += found.sum.item<double>();
     sum.count += found.count;
   }
