@@ -158,16 +158,27 @@ def test_a_folder_that_somebody_else_uses_is_left_alone(two: ddip.Group, tmp_pat
     before = sorted(tmp_path.iterdir())
     refused("it has checkpoints of something else; expected a folder of its own")
     assert sorted(tmp_path.iterdir()) == before
+    (tmp_path / "step-0000000008.json").write_text("cut off")  # a damaged one does not make it ours
+    refused("it has checkpoints of something else; expected a folder of its own")
+    # Whoever was refused, and shows the error still, does not keep the folder.
+    kept = f"try: pipe.save({str(tmp_path)!r})\nexcept Exception as error: kept = error"
+    two.run(kept)
+    for path in before:
+        path.unlink()
+    (tmp_path / "step-0000000008.json").unlink()
+    two.run(f"pipe.save({str(tmp_path)!r})")
+    assert two.run("type(kept).__name__")[0].value == "ConfigError"
+    assert store.newest() == 1
 
 
-@pytest.mark.parametrize("what", ["writes", "reads", "schedules"])
+@pytest.mark.parametrize("what", ["writes", "reads", "is looked at", "schedules"])
 def test_what_fails_on_one_rank_changes_nothing_on_any(two: ddip.Group, tmp_path: Path, what: str) -> None:
     """A module's own function raises in the last stage; a scheduler of other parts would fail half way."""
     for rank, result in enumerate(two.run(f"s.fails({str(tmp_path / 'run')!r}, {what!r})")):
         said, same = result.value
         if what == "schedules":
             assert said.endswith("was trained with a SequentialLR of another kind than here")
-        elif what == "writes":
+        elif what in ("writes", "is looked at"):
             assert said == ("ValueError: not today" if rank == 1 else "ConfigError: rank 1: ValueError: not today")
         else:
             assert "ValueError: not today" in said and said.endswith("; nothing was changed")
@@ -176,6 +187,10 @@ def test_what_fails_on_one_rank_changes_nothing_on_any(two: ddip.Group, tmp_path
 
 def test_a_module_reads_its_state_as_of_the_version_that_it_has(two: ddip.Group, tmp_path: Path) -> None:
     assert [result.value for result in two.run(f"s.versions({str(tmp_path / 'run')!r})")] == [True, True]
+
+
+def test_a_trained_weight_of_an_older_version_is_as_its_module_reads_it(two: ddip.Group, tmp_path: Path) -> None:
+    assert [result.value for result in two.run(f"s.older({str(tmp_path / 'run')!r})")] == [0, 0]
 
 
 def test_a_model_that_is_cut_elsewhere_the_next_time_can_be_cut_as_it_was(two: ddip.Group, tmp_path: Path) -> None:
@@ -206,6 +221,7 @@ LIES = {
     "a.update(heard=({}, (2.0, 2**70, [])))": "expected powers of two",
     "a.update(micro_batches='12')": "its number of micro-batches is '12'",
     "a.update(heard=1)": "its gradients' norms are damaged",
+    "a.update(heard=({0: -1.0}, None))": "its gradients' norms are damaged",
     "a.update(heard=({'x': 1.0}, None))": "its gradients' norms are damaged",
     "a.update(heard=({}, (3.0, 0, [])))": "expected powers of two",
     "a.update(heard=({}, (0.0, 0, [])))": "expected powers of two",
@@ -226,6 +242,9 @@ LIES = {
     "o['optimizer']['param_groups'][0].update(lr=float('nan'))": "with other options",
     "o['optimizer']['param_groups'][0].update(betas=3)": "with other options",
     "o['optimizer']['param_groups'][0].update(amsgrad=True)": "with other options",
+    "o['optimizer']['param_groups'][0].update(amsgrad=0)": "with other options",
+    "o['optimizer']['param_groups'][0].update(amsgrad=torch.zeros(2))": "with other options",
+    "o['optimizer']['param_groups'][0].update(params=[0, 0])": "with other options",
     "o['optimizer']['param_groups'][0].update(params=[[1], [2]])": "with other options",
     "o['optimizer']['state'][0].pop('exp_avg')": "with other options",
     "o['optimizer']['state'][0].update(step='x')": "with other options",
@@ -244,6 +263,9 @@ LIES = {
     "o['policy'].update(squares=torch.ones(1, dtype=torch.float64))": "has not what gap_aware keeps",
     "o.pop('scheduler')": "with a MultiStepLR of another kind",
     "o['scheduler'].clear()": "with a MultiStepLR of another kind",
+    "o['scheduler'].pop('_last_lr')": "with a MultiStepLR of another kind",
+    "o['scheduler'].update(_peak=1)": "with a MultiStepLR of another kind",
+    "o['scheduler'].pop('last_epoch')": "with a MultiStepLR of another kind",
     "o['scheduler'].update(step=3)": "with a MultiStepLR of another kind",
     "o['scheduler'].update(milestones=7)": "with a MultiStepLR of another kind",
     "o.update(scheduler_name=['StepLR'])": "was trained with something else; it is with MultiStepLR here",
@@ -260,11 +282,25 @@ def test_what_does_not_fit_is_refused_although_its_hashes_are_right(
     require_refused(two, folder, LIES[lie])
 
 
-def test_what_only_looks_changed_is_loaded(two: ddip.Group, saved: tuple[Path, list[float]], tmp_path: Path) -> None:
-    """So that the lies above are refused for what they are."""
+# Nothing, so that the lies above are refused for what they are; what another version of torch notes; another way to compute it.
+@pytest.mark.parametrize(
+    "change",
+    [
+        "None",
+        "o['scheduler'].pop('_is_initial', 0)",
+        "o['scheduler'].update(verbose=True)",
+        "o['optimizer']['param_groups'][0].update(foreach=True, fused=None)",
+    ],
+)
+def test_what_is_not_another_one_is_loaded(
+    two: ddip.Group, saved: tuple[Path, list[float]], tmp_path: Path, change: str
+) -> None:
     folder = copy_of(saved, tmp_path)
-    two.run(f"s.changed({str(folder)!r}, lambda a, o: None)")
-    assert two.run(f"s.loaded_sum({str(folder)!r})")[0].value == saved[1][1]
+    two.run(f"s.changed({str(folder)!r}, lambda a, o: {change})")
+    for rank, result in enumerate(two.run(f"s.loaded_as_it_is({str(folder)!r})")):
+        total, noted, ways = result.value
+        assert total == saved[1][1] and not noted, rank
+        assert ways == [None], "computed as here"
 
 
 # --- Python's state as JSON beside tensors

@@ -66,7 +66,10 @@ def together(work: Callable[[], T], ranks: Any = None) -> T:
     )
     everybody = gather_objects(words, ranks)
     if failed:
-        raise failed
+        try:
+            raise failed
+        finally:
+            del failed  # else error and frame hold each other, and whatever `work` had
     for rank, why in enumerate(everybody):
         if why:
             raise ConfigError(f"rank {rank}: {why}")

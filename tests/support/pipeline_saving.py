@@ -72,6 +72,17 @@ def loaded_sum(folder: str) -> float:
     return float(sum(tensor.sum() for tensor in pipe.state_dict().values()))
 
 
+def loaded_as_it_is(folder: str) -> tuple[float, bool, list[Any]]:
+    """The sum of the weights, whether a scheduler has learned words that it does not know, and how optimizers compute."""
+    pipe = made()
+    pipe.load(folder)
+    total = float(sum(tensor.sum() for tensor in pipe.state_dict().values()))
+    pipe.run(p.data(1, 12))
+    steppings = pipe.steppings.values()
+    noted = any("verbose" in one.scheduler.__dict__ for one in steppings if one.scheduler)
+    return total, noted, [group["foreach"] for one in steppings for group in one.groups]
+
+
 def load_refused(folder: str) -> tuple[str, bool]:
     """What a load says, and whether it left everything as it was; the pipeline can still train."""
     pipe = trained(1)
@@ -116,13 +127,14 @@ class Stubborn(torch.nn.Module):
 
     def __init__(self, inner: torch.nn.Module, fails: str) -> None:
         super().__init__()
-        self.inner, self.fails = inner, fails
+        self.inner, self.fails, self.looks = inner, fails, 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.inner(x)  # type: ignore[no-any-return]
 
     def get_extra_state(self) -> Any:
-        if self.fails == "writes":
+        self.looks += 1
+        if self.fails == "writes" or (self.fails == "is looked at" and self.looks == 2):
             raise ValueError("not today")
         return 3
 
@@ -154,8 +166,9 @@ def fails(folder: str, what: str) -> tuple[str, bool]:
     first, last = p.mlp(2)
     stubborn = Stubborn(last, what)
     other = trained(2, parts=[first, stubborn], scheduler=sequence(2 if what == "schedules" else 3))
-    before = all_of(other)
+    before, stubborn.looks = all_of(other), 0
     said = said_by(lambda: other.load(folder))
+    stubborn.fails = ""
     same = all_of(other) == before
     other.run(p.data(1, 12))
     return said, same
@@ -187,6 +200,26 @@ def versions(folder: str) -> bool:
     again = made(parts=parts())
     again.load(folder)
     return p.furthest(pipe.state_dict(), again.state_dict()) == 0
+
+
+def older(folder: str) -> float:
+    """A trained weight of the version before, which the module turns when it is loaded: how far it is from where it was."""
+
+    def parts() -> list[torch.nn.Module]:
+        first, last = p.mlp(2)
+        return [torch.nn.Sequential(first, Turned(8, 8).double()), last]
+
+    def lies_on_its_side(about: Any, stage: Any) -> None:
+        stage.pop("versions")
+        stage["model"]["1.weight"] = stage["model"]["1.weight"].T.contiguous()
+
+    pipe = made(parts=parts())
+    pipe.run(p.data(1, 12))
+    pipe.save(folder)
+    changed(folder, lies_on_its_side)
+    again = made(parts=parts())
+    again.load(folder)
+    return p.furthest(pipe.state_dict(), again.state_dict())
 
 
 def cut_as(partition: Any) -> ddip.Pipeline:

@@ -64,6 +64,7 @@ void bind_checkpoint(py::module_& module) {
       .def("lock", &Store::lock, Released())
       .def("newest", &Store::newest, Released())
       .def("last", &Store::last, Released())
+      .def("newest_whole", &Store::newest_whole, Released())
       .def("write", &written, py::arg("step"), py::arg("part"), py::arg("tensors"), py::arg("metadata"), Released())
       .def("publish", &publish, py::arg("step"), py::arg("about"), py::arg("parts"), Released())
       .def("discard", &Store::discard, py::arg("step"), py::arg("file"), Released())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddip.communicators import engine
@@ -31,7 +32,7 @@ def refuse_other_cut(pipe: Pipeline, about: dict[str, Any], place: str) -> None:
     if len(theirs) == len(pipe.cut.plan.stages) and theirs != pipe.cut.plan.stages:
         raise ConfigError(
             f"{place}: it was cut elsewhere, into stages that begin with {beginnings(theirs)}, here with "
-            f"{beginnings(pipe.cut.plan.stages)}; partition={place!r} makes a pipeline that is cut as that one"
+            f"{beginnings(pipe.cut.plan.stages)}; partition={str(Path(place).absolute())!r} makes a pipeline that is cut as that one"
         )
 
 

@@ -109,6 +109,7 @@ def has_groups_like(mine: list[dict[str, Any]], theirs: Any) -> bool:
         or len(groups) != len(mine)
     ):
         return False
+    numbers: list[int] = []
     for a, b in zip(groups, mine, strict=True):
         if not isinstance(a, dict) or set(a) != set(b):
             return False
@@ -118,14 +119,15 @@ def has_groups_like(mine: list[dict[str, Any]], theirs: Any) -> bool:
             or not all(map(is_count, a["params"]))
         ):
             return False
+        numbers += a["params"]
         if not all(is_option_like(b[key], a[key]) for key in b if key not in ("params", *HOW)):
             return False
-    return True
+    return len(set(numbers)) == len(numbers)
 
 
 def is_option_like(mine: Any, theirs: Any) -> bool:
     """Numbers may differ: a scheduler, or the user, changes them. What is on or off changes what the moments mean."""
-    return mine == theirs if isinstance(mine, bool) else is_alike(mine, theirs)
+    return type(theirs) is bool and mine == theirs if isinstance(mine, bool) else is_alike(mine, theirs)
 
 
 def is_alike(mine: Any, theirs: Any) -> bool:
@@ -140,14 +142,25 @@ def is_alike(mine: Any, theirs: Any) -> bool:
     if type(mine) is Counter:
         return type(theirs) is Counter and all(map(is_count, [*theirs.keys(), *theirs.values()]))
     if isinstance(mine, dict):
-        return (
-            isinstance(theirs, dict)
-            and set(mine) == set(theirs)
-            and all(is_alike(mine[key], theirs[key]) for key in mine)
-        )
+        if not isinstance(theirs, dict) or not set(mine) ^ set(theirs) <= NOTES:
+            return False
+        return all(is_alike(mine[key], theirs[key]) for key in mine if key in theirs)
     if isinstance(mine, (list, tuple)):
         return type(mine) is type(theirs) and len(mine) == len(theirs) and all(map(is_alike, mine, theirs))
     return type(mine) is type(theirs)
+
+
+# What torch's schedulers note for themselves in some of its versions and in others not.
+NOTES = {"verbose", "_is_initial", "_get_lr_called_within_step"}
+
+
+def known(mine: Any, theirs: Any) -> Any:
+    """Theirs without what is not known here: torch would make attributes of a scheduler of it. REQUIRES: they are alike."""
+    if isinstance(mine, dict) and type(mine) is not Counter:
+        return {key: known(mine[key], theirs[key]) for key in theirs if key in mine}
+    if isinstance(mine, list):
+        return [known(a, b) for a, b in zip(mine, theirs, strict=True)]
+    return theirs
 
 
 def is_number(value: Any) -> bool:
@@ -237,17 +250,26 @@ def restore_stage(pipe: Pipeline, index: int, state: dict[str, Any]) -> None:
     model._metadata = {  # type: ignore[attr-defined]
         name: {"version": older.get(name, 1)} for name, _ in pipe.modules[index].named_modules()
     }
+    if index in pipe.versions:
+        pipe.versions[index].settle()  # what is loaded into the module are the true weights
     pipe.modules[index].load_state_dict(model)
     stepping = pipe.steppings.get(index)
     if not stepping or not stepping.optimizer:
         return
-    true = dict(zip(stepping.names, stepping.masters, strict=True))
-    with torch.no_grad():
-        for name, tensor in state["model"].items():
-            if name in true:
-                true[name].copy_(tensor)
-    stepping.restore(state["optimizer"], state["steps"], state.get("scheduler"))
+    scheduler = state.get("scheduler")
+    if stepping.scheduler and scheduler:
+        scheduler = known(stepping.scheduler.state_dict(), scheduler)
+    stepping.restore(as_here(stepping.optimizer, state["optimizer"]), state["steps"], scheduler)
     pipe.policies[index].load_state({name: there(tensor, stepping) for name, tensor in state["policy"].items()})
+
+
+def as_here(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """What it has done, computed as this one computes: it may be on another device."""
+    groups = [
+        {**theirs, **{key: mine[key] for key in HOW if key in mine}}
+        for theirs, mine in zip(saved["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    return {**saved, "param_groups": groups}
 
 
 def there(tensor: torch.Tensor, stepping: Stepping) -> torch.Tensor:

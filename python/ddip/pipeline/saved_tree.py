@@ -48,7 +48,7 @@ def put_together(text: str, tensors: Mapping[str, Tensor]) -> Any:
     """What was taken apart. Raises ConfigError if it is something else."""
     try:
         return _made(json.loads(text), tensors)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError, RecursionError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(f"it is damaged ({str(error).splitlines()[0]})") from None
 
 

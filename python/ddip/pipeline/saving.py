@@ -29,9 +29,9 @@ def save(pipe: Pipeline, path: str | Path) -> None:
     """All ranks. Whatever happens, what was saved before is there until this is whole."""
     store = engine().CheckpointStore(str(path))
     lock, found = together(lambda: begun(store, str(path)) if pipe.ranks.rank == 0 else (None, 0), pipe.ranks)
-    number = broadcast_object(found, ranks=pipe.ranks)
     mine: dict[str, File] = {}
     try:
+        number = broadcast_object(found, ranks=pipe.ranks)
         together(lambda: write_parts(pipe, store, number, mine), pipe.ranks)
         everybody = gather_objects((mine, pipe.heard), pipe.ranks, root=0)
         together(lambda: publish(pipe, store, number, everybody, Path(path)), pipe.ranks)
@@ -51,12 +51,13 @@ def begun(store: Any, place: str) -> tuple[Any, int]:
     is what is loaded, also if it is a younger run."""
     lock = store.lock()
     try:
-        manifest = store.last()
-    except ConfigError:
-        manifest = None  # damaged: a new one is all the better
-    if manifest and what_of(manifest) != WHAT:  # its checkpoints would be removed sooner or later
-        raise ConfigError(f"{place}: it has checkpoints of something else; expected a folder of its own")
-    return lock, (store.newest() or 0) + 1
+        manifest = store.newest_whole()  # where the last one is damaged, a new one is all the better
+        if manifest and what_of(manifest) != WHAT:  # its checkpoints would be removed sooner or later
+            raise ConfigError(f"{place}: it has checkpoints of something else; expected a folder of its own")
+        return lock, (store.newest() or 0) + 1
+    except BaseException:
+        lock.release()  # whoever shows the error may keep this frame
+        raise
 
 
 def what_of(manifest: Any) -> Any:
@@ -130,14 +131,22 @@ def load(pipe: Pipeline, path: str | Path) -> None:
             f"{path}: rank {other} has found another pipeline there than rank 0; expected a folder that all ranks share"
         )
     about = json.loads(manifest.about)
-    before = {index: stage_state(pipe, index) for index in pipe.mine}, pipe.micro_batches_done, pipe.heard
+    before = together(
+        lambda: ({index: stage_state(pipe, index) for index in pipe.mine}, pipe.micro_batches_done, pipe.heard),
+        pipe.ranks,
+    )
     try:
         together(lambda: restore(pipe, states, about["micro_batches"], put_together(about["heard"], {})), pipe.ranks)
     except (PeerLost, TimedOut):
         raise
     except Exception as error:
         # What a scheduler or a module makes of its own state cannot be known before.
-        restore(pipe, *before)
+        try:
+            restore(pipe, *before)
+        except Exception as second:  # noqa: BLE001 - it is said
+            raise ConfigError(
+                f"{path}: {in_a_line(error)}; and what was here could not be put back ({in_a_line(second)}): make the pipeline anew"
+            ) from error
         raise ConfigError(f"{path}: {in_a_line(error)}; nothing was changed") from error
 
 
@@ -183,7 +192,11 @@ def refuse_other_pipeline(pipe: Pipeline, about: Any, place: str) -> None:
         raise ConfigError(f"{place}: its number of micro-batches is {about.get('micro_batches')!r}")
     try:
         squares, scale = put_together(about["heard"], {})
-        alike = all(is_whole(step) and abs(step) < 2**62 and type(square) is float for step, square in squares.items())
+        # Of gradients that were too large they are no finite numbers.
+        alike = all(
+            is_whole(step) and abs(step) < 2**62 and type(square) is float and not square < 0
+            for step, square in squares.items()
+        )
     except (ConfigError, TypeError, ValueError, KeyError, AttributeError):
         alike = False
     if not alike:

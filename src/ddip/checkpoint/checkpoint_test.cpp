@@ -205,6 +205,25 @@ TEST_F(Checkpoint, one_flipped_byte_anywhere_is_refused_and_the_older_one_is_nam
   EXPECT_THAT(refusal([&] { store.last(); }), HasSubstr("damaged"));
 }
 
+TEST_F(Checkpoint, a_damaged_manifest_is_none_of_the_two_that_are_kept) {
+  Store store(folder);
+  save(store, 1);
+  save(store, 2);
+  std::ofstream(folder / "step-0000000003.json") << "cut off";
+  EXPECT_EQ(store.newest_whole()->step, 2u);
+  save(store, 4);
+  EXPECT_EQ(store.newest_whole()->step, 4u);
+  EXPECT_TRUE(fs::exists(folder / "step-0000000002.json")) << "the only other one that could be loaded";
+  EXPECT_FALSE(fs::exists(folder / "step-0000000001.json"));
+  save(store, 5);
+  for (const char* gone : {"step-0000000002.json", "step-0000000003.json"})
+    EXPECT_FALSE(fs::exists(folder / gone)) << gone;
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder), {}), 6) << "two manifests, and their files";
+  EXPECT_EQ(value(store, *store.last(), "model"), 5);
+  fs::remove_all(folder);
+  EXPECT_FALSE(store.newest_whole());
+}
+
 TEST_F(Checkpoint, killed_at_any_system_call_of_a_save_the_old_or_the_new_one_loads) {
   int kills = 0, old_ones = 0, new_ones = 0;
   for (int call = 1;; ++call) {

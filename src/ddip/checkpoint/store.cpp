@@ -9,6 +9,7 @@
 #include <charconv>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <ranges>
 #include <set>
 
 #include "ddip/base/error.h"
@@ -192,6 +193,22 @@ std::optional<Manifest> Store::last() const {
   }
 }
 
+// Nothing if its manifest is damaged.
+std::optional<Manifest> Store::whole(uint64_t step) const {
+  try {
+    return read(folder_ / (stem(step) + ".json"));
+  } catch (const ConfigError&) {
+    return std::nullopt;
+  }
+}
+
+std::optional<Manifest> Store::newest_whole() const {
+  for (uint64_t step : steps() | std::views::reverse) {
+    if (auto found = whole(step)) return found;
+  }
+  return std::nullopt;
+}
+
 // What to do without the checkpoint of this step.
 std::string Store::instead_of(uint64_t step) const {
   const std::vector<uint64_t> all = steps();
@@ -228,9 +245,14 @@ SafetensorsFile Store::open(const Manifest& manifest, const std::string& part) c
 void Store::prune(uint64_t newest) const {
   std::vector<uint64_t> all = steps();
   std::erase_if(all, [&](uint64_t step) { return step > newest; });  // of a run that went further: not ours to remove
-  const size_t gone = all.size() > kKept ? all.size() - kKept : 0;
   std::error_code error;
-  for (size_t index = 0; index < gone; ++index) fs::remove(folder_ / (stem(all[index]) + ".json"), error);
+  size_t whole_ones = 0;  // a damaged one is of no use: it does not count
+  for (uint64_t step : all | std::views::reverse) {
+    if (whole_ones == kKept)
+      fs::remove(folder_ / (stem(step) + ".json"), error);
+    else if (whole(step))
+      ++whole_ones;
+  }
   std::set<std::string> needed;
   try {
     std::vector<Manifest> kept;

@@ -56,6 +56,9 @@ class Store {
   std::optional<Manifest> last() const;
   std::optional<Manifest> best() const;
 
+  // The newest whose manifest is good, if there is one.
+  std::optional<Manifest> newest_whole() const;
+
   // Its size and hash are compared with the manifest's first. Throws ConfigError, naming the older checkpoint if one is
   // there.
   SafetensorsFile open(const Manifest& manifest, const std::string& part) const;
@@ -67,6 +70,7 @@ class Store {
   Manifest read(const std::filesystem::path& path) const;
   std::vector<uint64_t> steps() const;  // ascending
   std::string instead_of(uint64_t step) const;
+  std::optional<Manifest> whole(uint64_t step) const;
   void prune(uint64_t newest) const;
 
   std::filesystem::path folder_;

@@ -132,7 +132,7 @@ struct Read {
     if (!needed && !from.has(prefix + name)) return;
     tensor = at::empty_like(like).copy_(from.take_like(prefix + name, like));
   }
-  void operator()(const char* name, int64_t& number) const { number = from.take_number(prefix + name); }
+  void operator()(const char* name, int64_t& number) const { number = from.take_count(prefix + name); }
   void operator()(const char* name, double& number) const {
     number = from.take(prefix + name, at::kDouble, {}).item<double>();
   }

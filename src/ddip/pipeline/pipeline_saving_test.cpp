@@ -491,6 +491,12 @@ TEST(CppPipelineSaving, what_is_damaged_missing_or_foreign_is_refused) {
     require(said.find("it has checkpoints of something else; expected a folder of its own") != std::string::npos, said);
   });
   EXPECT_EQ(checkpoint::Store(folder.path()).newest(), 2u);
+  write(folder.file(3, "json"), "cut off");
+  on_ranks(2, [&](const auto& ranks) {
+    const std::string said = refusal([&] { made(ranks, saved_run)->save(folder.path()); });
+    require(said.find("it has checkpoints of something else") != std::string::npos,
+            "a damaged one does not make it ours");
+  });
 }
 
 // Measured again, a model may be cut elsewhere.
@@ -516,7 +522,7 @@ TEST(CppPipelineSaving, a_model_that_is_cut_elsewhere_the_next_time_can_be_cut_a
     for (const auto& [name, tensor] : other->state()) before[name] = tensor.clone();
     const std::string said = refusal([&] { other->load(folder.path()); });
     require(said.find("it was cut elsewhere, into stages that begin with 0, 1, here with 0, 3; cut(model, "
-                      "saved_stages(folder)) cuts it as that one") != std::string::npos,
+                      "saved_stages(folder)), with the placement of then, cuts it as that one") != std::string::npos,
             said);
     require(furthest(before, other->state()) == 0, "nothing has changed");
     auto again = pipe_of(cut(model(), saved_stages(folder.path())));

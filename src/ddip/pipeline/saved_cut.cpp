@@ -45,8 +45,8 @@ json layers_of(const std::vector<Part>& parts) {
 void require_same_cut(const json& saved, const json& here) {
   if (saved.is_null() || here.is_null() || saved.size() != here.size() || saved == here) return;
   throw ConfigError(fmt::format(
-      "it was cut elsewhere, into stages that begin with {}, here with {}; cut(model, saved_stages(folder)) "
-      "cuts it as that one",
+      "it was cut elsewhere, into stages that begin with {}, here with {}; cut(model, saved_stages(folder)), with the "
+      "placement of then, cuts it as that one",
       beginnings(saved), beginnings(here)));
 }
 

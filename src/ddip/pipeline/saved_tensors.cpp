@@ -29,6 +29,12 @@ at::Tensor SavedTensors::take(const std::string& name, at::ScalarType type, at::
   return tensor;
 }
 
+int64_t SavedTensors::take_count(const std::string& name) {
+  const auto count = take(name, at::kLong, {}).item<int64_t>();
+  if (count < 0 || count >= kMostSaved) throw ConfigError(fmt::format("{} is {}, expected a count", name, count));
+  return count;
+}
+
 NamedTensors SavedTensors::take_under(const std::string& prefix) {
   NamedTensors found;
   while (has_under(prefix)) {

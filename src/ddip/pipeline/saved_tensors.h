@@ -5,6 +5,8 @@
 
 namespace ddip::pipeline {
 
+constexpr int64_t kMostSaved = int64_t{1} << 62;  // of whatever is counted: a run that goes on adds to it
+
 class SavedTensors {
  public:
   explicit SavedTensors(NamedTensors tensors) : left_(std::move(tensors)) {}
@@ -17,7 +19,7 @@ class SavedTensors {
   at::Tensor take_like(const std::string& name, const at::Tensor& like) {
     return take(name, like.scalar_type(), like.sizes());
   }
-  int64_t take_number(const std::string& name) { return take(name, at::kLong, {}).item<int64_t>(); }
+  int64_t take_count(const std::string& name);  // from 0 on
   // All whose names begin so, without that beginning.
   NamedTensors take_under(const std::string& prefix);
 

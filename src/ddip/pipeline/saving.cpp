@@ -109,7 +109,7 @@ std::optional<LossScale::State> saved_loss_scale(SavedTensors& saved) {
   const int64_t count = found.contains("under_way") ? found.at("under_way").numel() : 0;
   SavedTensors named(std::move(found));
   LossScale::State state{.scale = named.take("now", at::kDouble, {}).item<double>(),
-                         .finite = named.take_number("finite")};
+                         .finite = named.take_count("finite")};
   const at::Tensor under_way = named.take("under_way", at::kDouble, {count});
   for (int64_t i = 0; i < count; ++i) state.under_way.push_back(under_way[i].item<double>());
   named.require_none_under("");
@@ -148,12 +148,7 @@ checkpoint::Manifest last_in(const checkpoint::Store& store) {
 
 // One that something else keeps there would be removed sooner or later.
 void require_own_folder(const checkpoint::Store& store) {
-  std::optional<checkpoint::Manifest> last;
-  try {
-    last = store.last();
-  } catch (const ConfigError&) {
-    return;  // damaged: a new one is all the better
-  }
+  const auto last = store.newest_whole();  // where the last one is damaged, a new one is all the better
   if (!last) return;
   const json about = json::parse(last->about);
   if (!about.is_object() || about.value("what", json()) != kWhat)
@@ -219,7 +214,9 @@ int64_t load(const RankOnDisk& rank, const fs::path& folder) {
     json about = json::parse(manifest.about);
     try {
       require_same_pipeline(about, rank);
-      about["micro_batches"].get<int64_t>();
+      const json& done = about.at("micro_batches");
+      if (!done.is_number_unsigned() || done.get<uint64_t>() >= uint64_t{kMostSaved})
+        throw ConfigError(fmt::format("its number of micro-batches is {}", done.dump()));
     } catch (const json::exception&) {
       throw ConfigError(fmt::format("{}: it has checkpoints, but of no pipeline", folder.string()));
     } catch (const ConfigError& error) {

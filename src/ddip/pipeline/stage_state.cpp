@@ -20,7 +20,9 @@ std::vector<NamedTensor> model_of(const Part& part) {
   return found;
 }
 
-// A policy has memory as the weights', and numbers for each slice of it.
+// A policy has memory as the weights', and of this a number for each slice of it.
+constexpr std::string_view kBySlice = "largest_rates";
+
 staleness::State taken_policy(SavedTensors& saved, const StageOnDisk& stage, staleness::Policy& policy) {
   const at::Tensor& truth = stage.versions->weights().truth();
   const auto slices = static_cast<int64_t>(stage.stepping->asks().optimizer().groups.size());
@@ -28,8 +30,9 @@ staleness::State taken_policy(SavedTensors& saved, const StageOnDisk& stage, sta
   for (auto& [name, tensor] : saved.take_under(stage.prefix() + "policy.")) {
     const bool flat = tensor.sizes() == truth.sizes() && tensor.scalar_type() == truth.scalar_type();
     const bool numbers = tensor.sizes() == at::IntArrayRef(slices) && tensor.scalar_type() == at::kDouble;
-    if (!flat && !numbers) throw ConfigError(fmt::format("{}policy.{} is not of this stage", stage.prefix(), name));
-    state[name] = flat ? tensor.to(truth.device()) : tensor;
+    if (name == kBySlice ? !numbers : !flat)
+      throw ConfigError(fmt::format("{}policy.{} is not of this stage", stage.prefix(), name));
+    state[name] = name != kBySlice ? tensor.to(truth.device()) : tensor;
   }
   auto same_name = [](const auto& left, const auto& right) { return left.first == right.first; };
   try {
@@ -70,7 +73,7 @@ std::function<void()> restored_stage(SavedTensors& saved, const StageOnDisk& sta
   };
   if (!stage.versions) return restore_model;
 
-  const int64_t steps = saved.take_number(prefix + "steps"), version = saved.take_number(prefix + "version");
+  const int64_t steps = saved.take_count(prefix + "steps"), version = saved.take_count(prefix + "version");
   const at::Tensor rates =
       saved.take_like(prefix + "first_rates", at::tensor(stage.stepping->first_rates(), at::kDouble));
   const auto* rate = rates.const_data_ptr<double>();
