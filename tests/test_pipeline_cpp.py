@@ -56,7 +56,7 @@ def test_what_ran_in_cpp_is_computed_again_in_python_bit_for_bit(ledgers: list[P
         assert found.steps > 10 or header["accumulate"] > 4 or (scaled and found.steps > 1), cell
         assert ('"left_out":true' in path.read_text()) == scaled
         seen.add(cell)
-    assert len(ledgers) == 29 and len({schedule for schedule, _, _ in seen}) == 7
+    assert len(ledgers) == 31 and len({schedule for schedule, _, _ in seen}) == 7
     assert {name for _, _, name in seen} == {"sgd", "adam", "adamw"}
 
 

@@ -298,9 +298,9 @@ void bind_pipeline(py::module_& module) {
       .def(
           "run",
           [](Executor& self, Actions& actions, bool training, uint64_t seed, int64_t first_micro_batch, int step_size,
-             const py::object& progress) {
+             double smoothing_radius, const py::object& progress) {
             Progress told(progress);
-            RunOptions options{training, seed, first_micro_batch, step_size, {}};
+            RunOptions options{training, seed, first_micro_batch, step_size, smoothing_radius, {}};
             // By reference: the executor keeps its options, and must not keep an object of Python's.
             if (!progress.is_none()) options.progress = [&told](const Record& record) { told(record); };
             py::gil_scoped_release release;
@@ -308,8 +308,8 @@ void bind_pipeline(py::module_& module) {
                                  : self.run(actions.list, options);
           },
           py::arg("actions"), py::kw_only(), py::arg("training") = true, py::arg("seed") = 0,
-          py::arg("first_micro_batch") = 0, py::arg("step_size") = 0, py::arg("progress") = py::none(),
-          py::keep_alive<0, 2>());  // the record speaks of the actions
+          py::arg("first_micro_batch") = 0, py::arg("step_size") = 0, py::arg("smoothing_radius") = 0,
+          py::arg("progress") = py::none(), py::keep_alive<0, 2>());  // the record speaks of the actions
 }
 
 }  // namespace ddip::bindings

@@ -49,7 +49,7 @@ std::vector<schedule::Edge> edges_of(const Edges& pairs) {
 Plan make_plan(const std::string& name, int stages, int micro_batches, int64_t batches, int accumulate,
                std::vector<int> rank_of_stage, const Edges& edges, std::vector<int> window, int last_batch,
                std::optional<int> max_staleness, int64_t warmup, int64_t flush_every, std::optional<int64_t> switch_at,
-               bool predicts, bool stashes, std::vector<int> capacity, const StageCosts& costs,
+               bool predicts, bool stashes, bool perturbs, std::vector<int> capacity, const StageCosts& costs,
                std::vector<double> links, std::string order) {
   Request request{.schedule = name,
                   .stages = stages,
@@ -65,7 +65,7 @@ Plan make_plan(const std::string& name, int stages, int micro_batches, int64_t b
                   .flush_every = flush_every,
                   .switch_at = switch_at.value_or(-1),
                   .order = std::move(order),
-                  .needs = {.predicts = predicts, .stashes = stashes},
+                  .needs = {.predicts = predicts, .stashes = stashes, .perturbs = perturbs},
                   .capacity = std::move(capacity),
                   .costs = costs_of(costs, std::move(links))};
   return schedule::make_plan(request);
@@ -203,9 +203,9 @@ void bind_schedule(py::module_& module) {
              py::arg("rank_of_stage") = std::vector<int>{}, py::arg("edges") = Edges{},
              py::arg("window") = std::vector<int>{}, py::arg("last_batch") = 0, py::arg("max_staleness") = py::none(),
              py::arg("warmup") = 0, py::arg("flush_every") = 0, py::arg("switch_at") = py::none(),
-             py::arg("predicts") = false, py::arg("stashes") = false, py::arg("capacity") = std::vector<int>{},
-             py::arg("costs") = StageCosts{}, py::arg("links") = std::vector<double>{}, py::arg("order") = "plan",
-             Released());
+             py::arg("predicts") = false, py::arg("stashes") = false, py::arg("perturbs") = false,
+             py::arg("capacity") = std::vector<int>{}, py::arg("costs") = StageCosts{},
+             py::arg("links") = std::vector<double>{}, py::arg("order") = "plan", Released());
   // What fills the pipe: see window.h.
   module.def(
       "default_window",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddip.errors import ConfigError
 from ddip.pipeline.ledger import did_you_mean
@@ -19,6 +19,30 @@ def refuse_other_counts(micro_batches: Any, accumulate: Any) -> None:
         raise ConfigError(
             f"micro_batches={micro_batches!r}, accumulate={accumulate!r}: expected whole numbers from 1 on"
         )
+
+
+class Smoothing(NamedTuple):
+    """Each micro-batch goes through the pipe `passes` times, on weights with noise of its own; a radius of 0: it is off."""
+
+    passes: int = 1
+    radius: float = 0.0
+
+
+def smoothing_of(asked: Any, schedule: str, synchronous: bool, staleness: str) -> Smoothing:
+    if asked is None:
+        return Smoothing()
+    if not isinstance(asked, Mapping) or set(asked) != {"passes", "radius"}:
+        raise ConfigError(f'smoothing={asked!r}: expected None, or {{"passes": 4, "radius": 0.01}}')
+    passes, radius = asked["passes"], asked["radius"]
+    if not is_whole(passes) or not 1 <= passes <= 1024 or not isinstance(radius, Real) or not 0 < float(radius) <= 1e3:
+        raise ConfigError(f"smoothing={asked!r}: expected from 1 to 1024 passes and a radius above 0, at most 1000")
+    if not synchronous:
+        raise ConfigError(
+            f"smoothing= fills the bubbles of synchronous schedules, and {schedule} has none; expected gpipe, 1f1b, …"
+        )
+    if staleness not in ("auto", "none"):
+        raise ConfigError(f"smoothing= with staleness={staleness!r}: where nothing is stale, expected none")
+    return Smoothing(int(passes), float(radius))
 
 
 def is_whole(number: Any) -> bool:

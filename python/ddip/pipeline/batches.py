@@ -15,12 +15,13 @@ from ddip.pipeline.borders import tensors_in
 class Batches:
     """`batches`: pairs (x, y) of tensors, or of lists, tuples and dictionaries of them, with the samples in the first dimension.
     Each is cut into `micro_batches`; a last one that is too small gives empty ones. `count`: so many of them at most; where nobody
-    else says how many there are, all are read to know it."""
+    else says how many there are, all are read to know it. Each micro-batch is read `passes` times, one after the other, and has as
+    many numbers."""
 
-    def __init__(self, batches: Iterable[Any], micro_batches: int, count: int | None = None) -> None:
+    def __init__(self, batches: Iterable[Any], micro_batches: int, count: int | None = None, passes: int = 1) -> None:
         if count is not None and (isinstance(count, bool) or not isinstance(count, Integral) or count < 0):
             raise ConfigError(f"count={count!r}: expected a whole number of batches, or None: all of them")
-        self.micro_batches = micro_batches
+        self.micro_batches, self.passes = micro_batches, passes
         self.batches: Any = batches
         there = length_of(batches)
         if there is None and count is None:
@@ -34,6 +35,10 @@ class Batches:
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def per_batch(self) -> int:
+        return self.micro_batches * self.passes
 
     @property
     def read(self) -> int:
@@ -57,10 +62,12 @@ class Batches:
         self._readers.append(0)
 
         def read(micro_batch: int) -> tuple[Any, Any, int]:
-            batch, part = divmod(micro_batch, self.micro_batches)
+            batch, part = divmod(micro_batch, self.per_batch)
             if self._readers[index] != batch or not self._open:
                 self._advance(index, batch)
-            return self._open[batch][part]
+            x, y, samples = self._open[batch][part // self.passes]
+            # The pass before may have changed its inputs in place.
+            return x if self.passes == 1 else part_of(x, 0, samples, torch.clone), y, samples
 
         return read
 

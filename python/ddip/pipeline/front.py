@@ -27,6 +27,7 @@ from ddip.pipeline.arguments import (
     refuse_other_order,
     refuse_other_stages,
     refuse_what_cannot_be_called,
+    smoothing_of,
     window_of,
     without_effect,
 )
@@ -81,6 +82,8 @@ class Pipeline:
     precision  fp32, or bf16, fp16: autocast. loss_scale: of fp16, by what the sum of a micro-batch's losses is multiplied before its
                backward: a power of two that stays, {"initial": 1024, "interval": 2000}, halved when gradients are too large and doubled after so many
                steps in which they are not, or "auto", which is that one
+    smoothing  of gradients, in the bubbles of synchronous schedules: {"passes": 4, "radius": 0.01} sends each micro-batch through the
+               pipe four times, on weights with noise of that standard deviation, and steps by the mean of the gradients
     recompute  a micro-batch keeps its inputs instead of its graph
     warmup, switch_at, flush_every, max_staleness   batches before, from or after which an asynchronous schedule is synchronous (the
                first two count those of earlier runs, too), and the limit of virtual_async; docs/pipeline.md
@@ -117,6 +120,7 @@ class Pipeline:
         replicas: int = 1,
         precision: str = "fp32",
         loss_scale: str | float | Mapping[str, float] = "auto",
+        smoothing: Mapping[str, float] | None = None,
         gaps: bool = False,
         recompute: bool | None = None,
         max_staleness: int | None = None,
@@ -178,9 +182,13 @@ class Pipeline:
         self.loss_scaling = loss_scaling_of(loss_scale, precision)
         refuse_other_counts(micro_batches, accumulate)
         self.loss, self.precision, self.seed, self.clip, self.gaps = loss, precision, seed, clip, gaps
+        native = engine()
+        self.asynchronous = not native.is_synchronous(schedule)
+        self.smoothing = smoothing_of(smoothing, schedule, not self.asynchronous, staleness)
+        self.per_batch = micro_batches * self.smoothing.passes  # what the plan calls micro-batches
         self.request: dict[str, Any] = {
             "schedule": schedule, "stages": len(self.modules), "rank_of_stage": self.placement, "edges": self.edges,
-            "micro_batches": micro_batches, "accumulate": accumulate, "warmup": warmup, "flush_every": flush_every,
+            "micro_batches": self.per_batch, "accumulate": accumulate, "warmup": warmup, "flush_every": flush_every,
             "window": window_of(window), "order": str(order),
         }  # fmt: skip
         if self.cut:
@@ -197,12 +205,10 @@ class Pipeline:
         if switch_at is not None:
             self.request["switch_at"] = switch_at
         self.micro_batches, self.accumulate = micro_batches, accumulate
-        native = engine()
-        self.asynchronous = not native.is_synchronous(schedule)
         self.clipping = clipping_of(clipping, clip, self.asynchronous, precision)
         # Long enough to show what every batch of a longer run will be like, with as many messages under way.
         ahead = min(max(self.request["window"], default=len(self.modules)), 4096)  # nobody has memory for more
-        enough = max(8, max(3 * accumulate, 2 * (ahead + 1)) // max(micro_batches, 1) + 1)
+        enough = max(8, max(3 * accumulate, 2 * (ahead + 1)) // max(self.per_batch, 1) + 1)
         self.plan = self.plan_of(enough + warmup + (switch_at or 0))
         self._frames = [max(2, frames) for frames in self.plan.capacity]
         self.notes: list[str] = list(self.plan.notes)  # what was asked for and is not so, for people
@@ -216,7 +222,7 @@ class Pipeline:
         refuse_other_order(order, self.policy_name, self.clipping, precision)
         self.policy_options = checked_options(self.policy_name, staleness_options or {})
         needs = self.make_policy().needs(native.StageOptimizer())
-        self.request.update(predicts=needs.forward_weights, stashes=needs.stash)
+        self.request.update(predicts=needs.forward_weights, stashes=needs.stash, perturbs=self.smoothing.radius > 0)
         if precision != "fp32" and self.is_stale() and not needs.stash and not recompute:
             recompute = True
             self.notes.append("recompute=True: under autocast a kept graph would use the weights of its forward")
@@ -284,7 +290,7 @@ class Pipeline:
         self, batches: Iterable[Any], metrics: Mapping[str, Metric] | None = None, count: int | None = None
     ) -> Report:
         """The losses of the newest weights, without training. `metrics`: functions of (output, target) that give the mean over a
-        micro-batch, each under its name; `report.metrics` has their means over all samples. `count`: see `run`."""
+        micro-batch, or (sum, count), each under its name; `report.metrics` has their means over all samples. `count`: see `run`."""
         return self._run(batches, False, Watch(show=False), Metrics(metrics), count)
 
     def _run(self, batches: Iterable[Any], training: bool, watch: Watch, metrics: Metrics, count: int | None) -> Report:
@@ -294,7 +300,7 @@ class Pipeline:
         before = RandomState()
         source = None
         try:
-            source = Batches(batches, self.micro_batches, count)
+            source = Batches(batches, self.micro_batches, count, self.smoothing.passes if training else 1)
             return self._run_all(source, training, watch, metrics)
         except BaseException:
             # The first stage has read further than the last one, and a loader may draw random numbers for each sample: the next
@@ -330,15 +336,15 @@ class Pipeline:
         if len(source) == 0:
             return Report([], [], 0.0, [], metrics.means(self.ranks), is_evaluation=not training)
         if training:
-            self.plan = self.plan_of(len(source), self.micro_batches_done // self.micro_batches)
+            self.plan = self.plan_of(len(source), self.micro_batches_done // self.per_batch)
             actions, self._done = engine().PlanActions(self.plan, self.place), None
         else:
-            actions = engine().forwards_only(self.edges, self.placement, self.place, len(source) * self.micro_batches)
+            actions = engine().forwards_only(self.edges, self.placement, self.place, len(source) * source.per_batch)
         if training and self._writer:
             self._writer.complete = False  # until it is: a stop may come anywhere, and twice
             stop = f"ledger={str(self._writer.path)!r} ends before {STOPPED}"
             self._note(stop)  # and it stands there when one comes
-        record = self._execute(actions, training, watch.begin(run, self.ranks.rank, len(source) * self.micro_batches))
+        record = self._execute(actions, training, watch.begin(run, self.ranks.rank, len(source) * source.per_batch))
         if training and self.plan.order == "ready":
             self._done = actions
         if training and self._writer:
@@ -348,8 +354,8 @@ class Pipeline:
         for index, node in record.whole_backwards.items():
             self._note(f"stage {index}: its backward is not split, because {node} computes both parts at once")
         if training:
-            self.micro_batches_done += len(source) * self.micro_batches
-        report = report_of(self, record, len(source), training, metrics)
+            self.micro_batches_done += len(source) * source.per_batch
+        report = report_of(self, record, source, training, metrics)
         for index in record.unreached:
             self.warn(
                 f"stage {index} has not been trained: its output, or that of a stage behind it, has no graph "
@@ -379,6 +385,7 @@ class Pipeline:
                     actions, training=training, seed=self.seed + (self.replica << 32), progress=progress,
                     first_micro_batch=self.micro_batches_done if training else 0,
                     step_size=self.accumulate if self.asynchronous else 0,
+                    smoothing_radius=self.smoothing.radius if training else 0.0,
                 )  # fmt: skip
         finally:
             for stepping in self.steppings.values():
@@ -434,6 +441,7 @@ class Pipeline:
                     self.replicas,
                     self.clipping,
                     self.loss_scaling,
+                    self.smoothing,
                 )
             ).encode()
         ).hexdigest()

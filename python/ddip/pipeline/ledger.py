@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ddip.errors import ConfigError
-from ddip.pipeline.schedules import SCHEDULES
+from ddip.pipeline.schedules import SCHEDULES, SYNCHRONOUS
 
 FORMAT = 1
 LONGEST_LINE = 1 << 20
@@ -60,6 +60,7 @@ RECORDS: dict[str, tuple[Json, Json]] = {
 # (kind of record, kind of weights) → (required, optional)
 WEIGHTS: dict[tuple[str, str], tuple[Json, Json]] = {
     ("forward", "true"): ({"version": COUNT}, {"n": COUNT}),
+    ("forward", "perturbed"): ({"version": COUNT}, {}),
     ("forward", "predicted"): ({"version": COUNT, "rates": RATES}, {"n": COUNT, "distance": COUNT, "partial": COUNTS}),
     ("backward", "forward"): ({}, {}),
     ("backward", "true"): ({"version": COUNT}, {}),
@@ -161,9 +162,13 @@ def checked_header(values: Json, where: str) -> Json:
         raise ConfigError(f'{where}: not a ledger; expected a header, that is "kind": "header"')
     if values.get("format") != FORMAT:
         raise ConfigError(f"{where}: format {values.get('format')!r}; this ddip reads format {FORMAT}")
-    more = {"takes": ROUTES, "gives": ROUTES, "clipping": TEXT, "norm_delay": COUNT, "loss_scale": OBJECT}
+    more = {
+        "takes": ROUTES, "gives": ROUTES, "clipping": TEXT, "norm_delay": COUNT, "loss_scale": OBJECT,
+        "smoothing": OBJECT,
+    }  # fmt: skip
     _check_keys(values, HEADER, more, where)
     _check_loss_scale(values, where)
+    _check_smoothing(values, where)
     stages = values["stages"]
     if stages < 1:
         raise ConfigError(f"{where}: stages 0; expected at least 1")
@@ -213,6 +218,19 @@ def _check_loss_scale(header: Json, where: str) -> None:
         _check_keys(scale, {"initial": NUMBER, "interval": NUMBER}, {}, f"{where}: loss_scale")
         if scale["initial"] <= 0:
             raise ConfigError(f"{where}: loss_scale: initial {scale['initial']}; expected more than 0")
+
+
+def _check_smoothing(header: Json, where: str) -> None:
+    if (smoothing := header.get("smoothing")) is None:
+        return
+    _check_keys(smoothing, {"passes": COUNT, "radius": AMOUNT}, {}, f"{where}: smoothing")
+    passes, radius = smoothing["passes"], smoothing["radius"]
+    if not 1 <= passes <= 1024 or not 0 < radius <= 1e3:
+        raise ConfigError(
+            f"{where}: smoothing: {passes} passes, radius {radius}; expected 1 to 1024, and more than 0, at most 1000"
+        )
+    if header["schedule"] not in SYNCHRONOUS or header["staleness"] != "none":
+        raise ConfigError(f"{where}: smoothing is of synchronous schedules with staleness none")
 
 
 def _checked_record(record: Record, header: Json, where: str) -> Record:

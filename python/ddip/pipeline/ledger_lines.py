@@ -147,6 +147,8 @@ class Lines:
             seen = {"kind": "true", "version": used.version}
             # 2bw reads a version that is old already, so that n says more than the steps to come.
             return seen if self.pipe.request["schedule"] == "2bw" else {**seen, "n": used.staleness}
+        if self.pipe.smoothing.radius > 0:
+            return {"kind": "perturbed", "version": used.version}
         seen = {"kind": "predicted", "version": used.version, "rates": self._by_group(stage, used.rates)}
         if "spectrain" in self.pipe.policy_name:
             seen["distance"] = self._distance(stage, backward=False)

@@ -110,7 +110,7 @@ def memory_of(pipe: Pipeline, stage: int, actions: list[Any]) -> tuple[Memory, i
         for tensor in tensors_in(state)
     )
     steps = sum(done.action.kind == "step" and done.action.stage == stage for done in actions)
-    stashes = pipe.policies[stage].needs(stepping.state()).stash
+    stashes = pipe.policies[stage].needs(stepping.state()).stash or pipe.smoothing.radius > 0
     kept = copies(actions, stage, versions.version - steps, stashes)
     found.copies = kept * flat
     return found, kept

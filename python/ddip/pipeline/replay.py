@@ -103,10 +103,12 @@ class Interpreter:
     def _data(self, batches: Batches) -> list[tuple[Any, Any]]:
         """As many as the ledger has: it may have ended before the program did."""
         count, split = self.ledger.header["micro_batches"], self.ledger.header["split"]
+        passes = self.ledger.header.get("smoothing", {}).get("passes", 1)
         if count == 0:
             raise ConfigError("the ledger has no run: its first one did not end, and there is nothing to compare")
         rest = iter(batches)
-        data = micro_batches_of(islice(rest, -(-count // split)), split)
+        cut = micro_batches_of(islice(rest, -(-count // (split * passes))), split)
+        data = [part for part in cut for _ in range(passes)]
         if len(data) < count:
             raise ConfigError(f"the ledger has {count} micro-batches, the program {len(data)}")
         if any(samples_in(x) for x, _ in data[count:]) or next(rest, None) is not None:

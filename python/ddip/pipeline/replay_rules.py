@@ -19,7 +19,8 @@ class Rules:
         self.parts = parts_of(header["staleness"])
         check_schedule(self.schedule, self.parts)
         self.predictor = predictor_in(self.parts)
-        self.keeps = bool(self.parts & {"stash", "gap_aware", "nesterov"})
+        self.perturbs = "smoothing" in header
+        self.keeps = self.perturbs or bool(self.parts & {"stash", "gap_aware", "nesterov"})
         self.recomputed: bool | None = None  # by all stages but the last, once one has said it
         # (stage, version) → the rates of the step that leaves it
         self.rates = {(r.stage, r.values["step"] - 1): r.values["rates"] for r in ledger.records if r.kind == "step"}
@@ -35,6 +36,10 @@ class Rules:
             raise Difference(f"reads version {version}; 2bw reads {newest} or the one before")
         if self.schedule != "2bw" and version != newest:
             raise Difference(f"reads version {version}; the newest is {newest}")
+        if (said["kind"] == "perturbed") != (self.perturbs and bool(stage.trained)):
+            raise Difference(
+                f"weights of kind {said['kind']!r}; smoothing, where the header has it, perturbs those of each forward"
+            )
         if said["kind"] == "predicted":
             self._prediction(stage, said, n)
         elif n > 0 and self._has_to_predict(stage):

@@ -82,7 +82,9 @@ class Stage:
     def __init__(self, index: int, module: nn.Module, loss: Any, header: Json) -> None:
         described = header["optimizer"][index]
         self.index, self.module, self.loss = index, module, loss
-        self.last = index == header["stages"] - 1
+        self.stages = header["stages"]
+        self.last = index == self.stages - 1
+        self.radius = header.get("smoothing", {}).get("radius", 0.0)  # of the noise on weights
         self.seed, self.accumulate, self.clip = header["seed"], header["accumulate"], header["clip"]
         self.autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(header["precision"])
         self.groups = [
@@ -152,7 +154,7 @@ class Stage:
             return tensor
 
         received = with_tensors(arguments, leaf)
-        used = self._weights_for(said)
+        used = self._perturbed(micro_batch) if said["kind"] == "perturbed" else self._weights_for(said)
         read = said["version"]
         flight = Flight(
             leaves, received, target, samples, {}, used, self.versions[read], self.version, read, said.get("n")
@@ -262,6 +264,16 @@ class Stage:
                     self._partial(partial, group, name), said.get("distance", 0),
                     self.options.get("second_decays", False),
                 )  # fmt: skip
+        return result
+
+    def _perturbed(self, micro_batch: int) -> Weights:
+        result = dict(self.weights)
+        with seeded(seed_of(self.seed, self.stages + self.index, micro_batch)):
+            for name, _ in self.module.named_parameters():
+                if name in self.trained:
+                    weight = self.weights[name]
+                    noise = torch.randn(weight.shape, dtype=weight.dtype)
+                    result[name] = torch.add(weight, noise, alpha=self.radius)
         return result
 
     def _is_usable(self) -> bool:

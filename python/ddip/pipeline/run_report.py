@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ddip.pipeline.front import Pipeline
 
 
-def report_of(pipe: Pipeline, record: Any, batches: int, training: bool, metrics: Metrics) -> Report:
+def report_of(pipe: Pipeline, record: Any, source: Batches, training: bool, metrics: Metrics) -> Report:
     """All ranks call it, each with its own record."""
     times = [times_of(record, stage.index, pipe.ranks.rank) for stage in pipe.native_stages]
     for one, stage in zip(times, pipe.native_stages, strict=True):
@@ -26,11 +26,11 @@ def report_of(pipe: Pipeline, record: Any, batches: int, training: bool, metrics
         one.memory, one.copies_kept = memory_of(pipe, one.stage, record.actions)
     clocked = rows_of(record, pipe.ranks.rank, pipe.replica), record.start, this_machine()
     everything = gather_objects((times, record.losses, clocked), pipe.ranks)
-    sums, counts = [0.0] * batches, [0.0] * batches
+    sums, counts = [0.0] * len(source), [0.0] * len(source)
     for _, found, _ in everything:
         for micro_batch, loss, count in found:
-            sums[micro_batch // pipe.micro_batches] += loss
-            counts[micro_batch // pipe.micro_batches] += count
+            sums[micro_batch // source.per_batch] += loss
+            counts[micro_batch // source.per_batch] += count
     for batch, (total, count) in enumerate(zip(sums, counts, strict=True)):
         if training and count and not math.isfinite(total):
             what = "weights are no numbers any more, or will be"

@@ -60,6 +60,7 @@ def simulate(
     form: str = "torch",
     seed: int = 0,
     options: Json | None = None,
+    smoothing: Json | None = None,
     program: str | None = None,
     takes: list[list[str]] | None = None,
     gives: list[list[str]] | None = None,
@@ -72,6 +73,7 @@ def simulate(
     one; None: the stage's depth. `rate(step)`: factor on the optimizer's rates, 0 = the first step. `form`: SGD's,
     "torch" or "sutskever". `takes`, `gives`: names of what each stage is called with and returns, if it is no chain
     (several: a dict by name); the first stage takes x. `recompute`: forwards run again before backwards (not on the last stage).
+    `smoothing`: {"passes": K, "radius": r}, of synchronous schedules.
     `observe(stage, version, gradient, weights)` is called after each step.
     """
     _check(schedule, staleness, stages, window)
@@ -89,8 +91,10 @@ def simulate(
     pairs = list(batches)
     if not pairs:
         raise ConfigError("no batches; expected at least one")
-    empty = {k for k, (x, _) in enumerate(micro_batches_of(pairs, micro_batches)) if samples_in(x) == 0}
-    sizes = [micro_batches] * len(pairs)
+    passes = smoothing["passes"] if smoothing else 1
+    read = [x for x, _ in micro_batches_of(pairs, micro_batches) for _ in range(passes)]
+    empty = {k for k, x in enumerate(read) if samples_in(x) == 0}
+    sizes = [micro_batches * passes] * len(pairs)
     depth = len(stages)
     windows = window if window is not None else [depth - 1 - index for index in range(depth)]
     if schedule == "virtual_async":
@@ -104,7 +108,7 @@ def simulate(
         optimizer(trained) if (trained := [p for p in module.parameters() if p.requires_grad]) else None
         for module in stages
     ]
-    per_step = accumulate * micro_batches if schedule in SYNCHRONOUS else accumulate
+    per_step = accumulate * sizes[0] if schedule in SYNCHRONOUS else accumulate
     header: Json = {
         "kind": "header", "format": FORMAT, "stages": depth, "schedule": schedule, "staleness": staleness,
         "options": options or {}, "micro_batches": sum(sizes), "split": micro_batches, "accumulate": per_step,
@@ -115,6 +119,8 @@ def simulate(
         "capability": torch.backends.cpu.get_cpu_capability(), "seed": seed, "program": program,
         "initial": [hash_of(module, dict(module.named_parameters())) for module in stages],
     }  # fmt: skip
+    if smoothing:
+        header["smoothing"] = smoothing
     records = []
     for index, order in enumerate(orders):
         made = optimizers[index]
@@ -163,7 +169,7 @@ class _StagePlan:
         self.base, self.rate = rates, rate
         self.parts = parts_of(header["staleness"])
         self.predictor = predictor_in(self.parts)
-        self.keeps = bool(self.parts & {"stash", "gap_aware", "nesterov"})
+        self.keeps = "smoothing" in header or bool(self.parts & {"stash", "gap_aware", "nesterov"})
 
     def rates(self, first: int, count: int) -> list[list[float]]:
         return [[rate * self.rate(first + ahead) for ahead in range(count)] for rate in self.base]
@@ -183,6 +189,8 @@ class _StagePlan:
     def _seen_by_forward(self, action: Action) -> Json:
         if not self.base:
             return {"kind": "true", "version": 0}
+        if "smoothing" in self.header:
+            return {"kind": "perturbed", "version": action.version}
         if self.schedule == "2bw":
             return {"kind": "true", "version": self._version_of_2bw(action), "n": action.staleness}
         if self.predictor == "spectrain":

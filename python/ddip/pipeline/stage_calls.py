@@ -43,11 +43,11 @@ class StageCalls:
         self.loss_of: Callable[..., Any] | None = None
         self._read: Callable[[int], tuple[Any, Any, int]] | None = None
         self._metrics = Metrics(None)
-        self._micro_batches = 1
+        self._per_batch = 1
 
     def begin(self, source: Batches, metrics: Metrics) -> None:
         """Before a run, of a stage that reads samples or targets."""
-        self._read, self._metrics, self._micro_batches = source.reader(), metrics, source.micro_batches
+        self._read, self._metrics, self._per_batch = source.reader(), metrics, source.per_batch
 
     def end(self) -> None:
         """Nobody's batches are kept between two runs."""
@@ -71,7 +71,7 @@ class StageCalls:
     def sample(self, micro_batch: int) -> Any:
         assert self._read
         x, _, count = self._read(micro_batch)
-        return self._native.Sample(x, count, begins_batch=micro_batch % self._micro_batches == 0)
+        return self._native.Sample(x, count, begins_batch=micro_batch % self._per_batch == 0)
 
     def loss(self, outputs: list[Any], micro_batch: int, samples: int) -> Any:
         assert self._read and self.loss_of

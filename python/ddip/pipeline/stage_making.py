@@ -44,7 +44,7 @@ def made_stage(
         refuse_half_weights(pipe.precision, stage.name, trained)
         policy = pipe.make_policy()
         pipe.policies[index] = policy
-        apart = pipe.is_stale(index) or "spectrain" in pipe.policy_name
+        apart = pipe.is_stale(index) or "spectrain" in pipe.policy_name or pipe.smoothing.radius > 0
         weights = native.Weights(list(trained.values()), list(trained), apart)
         stepping = Stepping(weights, list(trained), optimizer, scheduler, stage.name)
         refuse_other_rule(stage.name, stepping, pipe.policy_name)

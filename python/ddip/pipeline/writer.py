@@ -105,7 +105,7 @@ class Writer:
         header = {
             "kind": "header", "format": FORMAT, "stages": len(pipe.modules), "schedule": pipe.request["schedule"],
             "staleness": pipe.policy_name, "options": pipe.policy_options, "micro_batches": self.micro_batches, "split": pipe.micro_batches,
-            "accumulate": pipe.accumulate if pipe.asynchronous else pipe.accumulate * pipe.micro_batches,
+            "accumulate": pipe.accumulate if pipe.asynchronous else pipe.accumulate * pipe.per_batch,
             "optimizer": [stage["optimizer"] for stage in stages], "clip": pipe.clip, "precision": pipe.precision,
             "order": pipe.request["order"], "mean_staleness": [stage["mean_staleness"] for stage in stages],
             "threads": torch.get_num_threads(), "torch": torch.__version__,
@@ -116,6 +116,8 @@ class Writer:
             header |= {"clipping": pipe.clipping, "norm_delay": pipe.norm_delay}
         if pipe.loss_scaling:
             header |= {"loss_scale": pipe.loss_scaling, "norm_delay": pipe.norm_delay}
+        if pipe.smoothing.radius > 0:
+            header["smoothing"] = pipe.smoothing._asdict()
         if any(part.gives for part in pipe.parts):
             header["takes"] = [part.takes for part in pipe.parts]
             header["gives"] = [part.gives for part in pipe.parts]

@@ -81,19 +81,21 @@ std::vector<MicroBatch> cut_batch(const Batch& batch, int micro_batches, int64_t
   return parts;
 }
 
-std::function<const MicroBatch&(int64_t)> MicroBatchReader::place() {
+std::function<MicroBatch(int64_t)> MicroBatchReader::place() {
   places_.push_back(0);
-  return
-      [this, place = places_.size() - 1](int64_t micro_batch) -> const MicroBatch& { return read(place, micro_batch); };
+  return [this, place = places_.size() - 1](int64_t micro_batch) { return read(place, micro_batch); };
 }
 
-const MicroBatch& MicroBatchReader::read(size_t place, int64_t micro_batch) {
-  int64_t batch = micro_batch / micro_batches_, part = micro_batch % micro_batches_;
+MicroBatch MicroBatchReader::read(size_t place, int64_t micro_batch) {
+  int64_t batch = micro_batch / per_batch(), part = micro_batch % per_batch() / passes_;
   places_[place] = batch;
   for (; next_ <= batch; ++next_)
     open_[next_] = cut_batch(batches_.read(next_), micro_batches_, next_, batches_.size());
   open_.erase(open_.begin(), open_.lower_bound(std::ranges::min(places_)));
-  return open_.at(batch)[static_cast<size_t>(part)];
+  MicroBatch found = open_.at(batch)[static_cast<size_t>(part)];
+  // The pass before may have changed its inputs in place.
+  if (passes_ > 1) found.x = part_of(found.x, 0, found.samples, Copy::yes);
+  return found;
 }
 
 }  // namespace ddip::pipeline

@@ -56,19 +56,23 @@ void refuse_other_lengths(const Value& value, const char* what, int64_t number);
 
 class MicroBatchReader {
  public:
-  MicroBatchReader(Batches batches, int micro_batches) : batches_(std::move(batches)), micro_batches_(micro_batches) {}
+  // Each micro-batch is read `passes` times, one after the other, and has as many numbers.
+  MicroBatchReader(Batches batches, int micro_batches, int passes = 1)
+      : batches_(std::move(batches)), micro_batches_(micro_batches), passes_(passes) {}
 
   int64_t batches() const { return batches_.size(); }
-  int64_t size() const { return batches_.size() * micro_batches_; }
+  int64_t per_batch() const { return int64_t{micro_batches_} * passes_; }
+  int64_t size() const { return batches_.size() * per_batch(); }
 
   // Of one who reads them in order: the numbers must not go back.
-  std::function<const MicroBatch&(int64_t micro_batch)> place();
+  std::function<MicroBatch(int64_t micro_batch)> place();
 
  private:
-  const MicroBatch& read(size_t place, int64_t micro_batch);
+  MicroBatch read(size_t place, int64_t micro_batch);
 
   const Batches batches_;
   const int micro_batches_;
+  const int passes_;
   std::vector<int64_t> places_;  // batch that each of those who read is at
   std::map<int64_t, std::vector<MicroBatch>> open_;
   int64_t next_ = 0;

@@ -252,7 +252,10 @@ void Executor::prepare(const std::vector<Action>& actions) {
     stage.versions->begin({.reads = std::move(reads),
                            .mean_staleness = mean,
                            .accumulate = std::max(options_.step_size, 1),
-                           .scales_loss = telling_.loss_scale.has_value()});
+                           .scales_loss = telling_.loss_scale.has_value(),
+                           .smoothing_radius = options_.smoothing_radius,
+                           .seed = options_.seed,
+                           .first_micro_batch = options_.first_micro_batch});
   }
   std::map<size_t, int64_t> coming;  // by link
   std::map<int, int64_t> steps;      // by stage

@@ -35,6 +35,8 @@ struct RunOptions {
   int64_t first_micro_batch = 0;  // of this run, counted over all runs: for the random numbers
   // Asynchronous: micro-batches of a full step; a step of fewer has a smaller rate. 0: every step is a full one.
   int step_size = 0;
+  // Standard deviation of the noise that each forward and its backward have on their weights; 0: none.
+  double smoothing_radius = 0;
   // Told of each action when it is done; it must be quick.
   std::function<void(const Record&)> progress;
 };

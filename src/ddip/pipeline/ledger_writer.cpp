@@ -252,6 +252,7 @@ json LedgerWriter::seen(Watched& stage, int index, const Used& used, int64_t fir
     if (settings_.options.schedule != "2bw") found["n"] = used.staleness;
     return found;
   }
+  if (settings_.options.smoothing.radius > 0) return {{"kind", "perturbed"}, {"version", used.version}};
   const auto rates = stage.stepping->by_group(used.rates);
   json found{{"kind", "predicted"}, {"version", used.version}};
   if (has("spectrain")) {
@@ -302,7 +303,7 @@ void LedgerWriter::write(const std::map<int, json>& about, int64_t micro_batches
               {"options", settings_.policy_options()},
               {"micro_batches", micro_batches},
               {"split", settings_.options.micro_batches},
-              {"accumulate", settings_.synchronous() ? settings_.options.accumulate * settings_.options.micro_batches
+              {"accumulate", settings_.synchronous() ? settings_.options.accumulate * settings_.per_batch()
                                                      : settings_.options.accumulate},
               {"optimizer", json::array()},
               {"clip", settings_.options.clip > 0 ? json(settings_.options.clip) : json()},
@@ -324,6 +325,8 @@ void LedgerWriter::write(const std::map<int, json>& about, int64_t micro_batches
     header["loss_scale"] = {{"initial", initial}, {"interval", interval}};
     header["norm_delay"] = settings_.norm_delay;
   }
+  if (const auto& [passes, radius] = settings_.options.smoothing; radius > 0)
+    header["smoothing"] = {{"passes", passes}, {"radius", radius}};
   // Of stages of a graph; the others are a chain.
   if (std::ranges::none_of(parts_, [](const Part& one) { return one.gives.empty(); })) {
     for (const Part& part : parts_) {

@@ -41,7 +41,7 @@ struct Pipeline::Inside {
   void open_ledger();
 
   // --- running
-  Sample sample_of(const std::function<const MicroBatch&(int64_t)>& read, int64_t micro_batch) const;
+  Sample sample_of(const std::function<MicroBatch(int64_t)>& read, int64_t micro_batch) const;
   Report run(const Batches& batches, bool training, Metrics metrics);
   Report report_of(const Record& record, int64_t batches, bool training) const;
   void add_metrics(Report& report) const;
@@ -68,7 +68,7 @@ struct Pipeline::Inside {
   bool whole = true;               // no run has failed since the replicas were equal
   // of one run
   std::unique_ptr<MicroBatchReader> source;
-  std::function<const MicroBatch&(int64_t)> inputs, targets;
+  std::function<MicroBatch(int64_t)> inputs, targets;
   std::vector<schedule::Action> evaluated, done;  // what the record of an evaluation, or of an order found, speaks of
   Measured measured;
 };
@@ -188,7 +188,8 @@ std::shared_ptr<Versions> Pipeline::Inside::make_versions(int index, const MakeO
           "expected float",
           names[i], index));
   }
-  const bool apart = settings.is_stale(index) || settings.policy().find("spectrain") != std::string::npos;
+  const bool apart =
+      settings.is_stale(index) || settings.has_policy("spectrain") || settings.options.smoothing.radius > 0;
   auto weights = std::make_shared<Weights>(parameters, names, apart);
   auto& stepping = steppings[index] = std::make_unique<Stepping>(weights, make, settings.options.scheduler);
   // The policy was chosen by another stage's optimizer; each may have its own.
@@ -232,8 +233,8 @@ pipeline::Stage Pipeline::Inside::make_stage(int index, const MakeOptimizer& mak
                    outgoing = stage.outgoing.size(), hidden = hidden_from(parts, index),
                    name = stage.name](const std::vector<Value>& given) {
     Autocast autocast(precision, device);
-    std::vector<Value> outputs = run_part(part, given, outgoing);
     if (!hidden->is_done()) hidden->enter(tensors_in(given));
+    std::vector<Value> outputs = run_part(part, given, outgoing);
     if (hidden->is_done()) return outputs;
     if (auto found = hidden->leave(tensors_in(outputs))) refuse_hidden(name, *found);
     return outputs;
@@ -273,9 +274,9 @@ void Pipeline::Inside::open_ledger() {
 
 // --- running
 
-Sample Pipeline::Inside::sample_of(const std::function<const MicroBatch&(int64_t)>& read, int64_t micro_batch) const {
-  const MicroBatch& found = read(micro_batch);
-  return {found.x, found.samples, micro_batch % settings.options.micro_batches == 0};
+Sample Pipeline::Inside::sample_of(const std::function<MicroBatch(int64_t)>& read, int64_t micro_batch) const {
+  const MicroBatch found = read(micro_batch);
+  return {found.x, found.samples, micro_batch % source->per_batch() == 0};
 }
 
 void Pipeline::Inside::require_agreement(int64_t batches, bool training) {
@@ -299,7 +300,8 @@ Record Pipeline::Inside::execute(bool training) {
                            // Replicas draw other numbers.
                            .seed = settings.options.seed + (static_cast<uint64_t>(settings.replica) << 32),
                            .first_micro_batch = training ? micro_batches_done : 0,
-                           .step_size = settings.synchronous() ? 0 : settings.options.accumulate};
+                           .step_size = settings.synchronous() ? 0 : settings.options.accumulate,
+                           .smoothing_radius = training ? settings.options.smoothing.radius : 0};
   const auto& planned = settings.plan.ranks.at(static_cast<size_t>(settings.place));
   if (training && settings.options.order == "ready") {
     done = planned;
@@ -340,7 +342,8 @@ Report Pipeline::Inside::run(const Batches& batches, bool training, Metrics metr
     add_metrics(report);
     return report;
   }
-  source = std::make_unique<MicroBatchReader>(batches, settings.options.micro_batches);
+  source = std::make_unique<MicroBatchReader>(batches, settings.options.micro_batches,
+                                              training ? settings.options.smoothing.passes : 1);
   if (mine.front() == 0) inputs = source->place();
   if (mine.back() == last()) targets = source->place();
   std::optional<Evaluating> evaluating;
@@ -348,7 +351,7 @@ Report Pipeline::Inside::run(const Batches& batches, bool training, Metrics metr
     make_train(modules_of(parts));
   else
     evaluating.emplace(modules_of(parts));
-  if (training) settings.plan = settings.plan_of(batches.size(), micro_batches_done / settings.options.micro_batches);
+  if (training) settings.plan = settings.plan_of(batches.size(), micro_batches_done / settings.per_batch());
   Record record;
   if (training && ledger) ledger->run_begins();
   whole = !training;  // until it is over
@@ -387,8 +390,8 @@ Report Pipeline::Inside::report_of(const Record& record, int64_t batches, bool t
     if (const Heard heard = executor->heard(); training && index == last() && heard.scale)
       times.back().loss_scale = heard.scale->scale;
   }
-  Report report =
-      joined(gather_json(*ranks, share_of(record, times, ranks->rank())), batches, settings.options.micro_batches);
+  Report report = joined(gather_json(*ranks, share_of(record, times, ranks->rank())), batches,
+                         static_cast<int>(source->per_batch()));
   report.training = training;
   add_metrics(report);
   return report;

@@ -45,6 +45,13 @@ TEST(CppPipeline, what_cannot_be_is_refused_in_one_line_that_says_what_was_expec
     says(made({.window = {1}}), "window");
     says(made({.staleness = "pipemare", .staleness_options = {.pipemare = {.decay = 1.5}}}), "pipemare_decay=1.5");
     says(made({.staleness = "gap_aware", .staleness_options = {.gap = {.decay = 1}}}), "gap_decay=1");
+    says(made({.schedule = "gpipe", .smoothing = {.passes = 4}}),
+         "smoothing: passes=4, radius=0: expected from 1 to 1024 passes and a radius above 0");
+    says(made({.schedule = "gpipe", .smoothing = {.passes = 0, .radius = 0.1}}), "passes=0");
+    says(made({.smoothing = {.passes = 4, .radius = 0.1}}),
+         "smoothing fills the bubbles of synchronous schedules, and async_1f1b has none; expected gpipe, 1f1b");
+    says(made({.schedule = "gpipe", .staleness = "stash", .smoothing = {.passes = 4, .radius = 0.1}}),
+         "smoothing with staleness=\"stash\": where nothing is stale, expected none");
     says(made({.precision = "fp8"}), "precision=\"fp8\": expected one of fp32, bf16, fp16");
     says(made({.loss_scale = {64, 0}}), "loss_scale is of precision=\"fp16\"; it is \"fp32\" here");
     says(made({.precision = "fp16", .loss_scale = {3, 1}}), "loss_scale=3: expected a power of two from 2^-24 to 2^24");

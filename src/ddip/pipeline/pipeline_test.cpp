@@ -341,6 +341,8 @@ TEST(CppPipeline, ledgers_for_replay) {
       {"adam", {.schedule = "async_1f1b", .staleness = "adam", .accumulate = 2, .order = "ready", .window = {5, 0}}},
       {"sgd", {.schedule = "async_1f1b", .staleness = "stash", .precision = "fp16", .loss_scale = {1 << 16, 2}}},
       {"sgd", {.schedule = "1f1b", .staleness = "none", .precision = "fp16", .loss_scale = {1 << 16, 2}}},
+      {"sgd", {.schedule = "gpipe", .smoothing = {.passes = 3, .radius = 0.02}}},
+      {"adam", {.schedule = "1f1b", .recompute = true, .smoothing = {.passes = 2, .radius = 0.05}}},
   };
   on_ranks(2, [&](const auto& ranks) {
     int number = 0;

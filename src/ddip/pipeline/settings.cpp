@@ -22,6 +22,23 @@ void require_one_of(const char* option, const std::string& value, const std::vec
                                   did_you_mean(value, names)));
 }
 
+void require_smoothing(const PipelineOptions& options) {
+  const auto& [passes, radius] = options.smoothing;
+  if (passes == 1 && radius == 0) return;  // off
+  if (passes < 1 || passes > 1024 || !(radius > 0 && radius <= 1e3))
+    throw ConfigError(fmt::format(
+        "smoothing: passes={}, radius={}: expected from 1 to 1024 passes and a radius above 0, at most 1000", passes,
+        radius));
+  const auto& names = schedule::schedule_names();
+  if (std::ranges::find(names, options.schedule) != names.end() && !schedule::is_synchronous(options.schedule))
+    throw ConfigError(
+        fmt::format("smoothing fills the bubbles of synchronous schedules, and {} has none; expected gpipe, 1f1b, …",
+                    options.schedule));
+  if (options.staleness != "auto" && options.staleness != "none")
+    throw ConfigError(
+        fmt::format("smoothing with staleness={:?}: where nothing is stale, expected none", options.staleness));
+}
+
 void require_values(const PipelineOptions& options, int world) {
   if (options.replicas < 1 || world % options.replicas != 0)
     throw ConfigError(fmt::format("replicas={}: expected a divisor of the group's {} ranks", options.replicas, world));
@@ -34,6 +51,7 @@ void require_values(const PipelineOptions& options, int world) {
   if (options.micro_batches < 1 || options.accumulate < 1)
     throw ConfigError(fmt::format("micro_batches={}, accumulate={}: expected numbers from 1 on", options.micro_batches,
                                   options.accumulate));
+  require_smoothing(options);
   const auto& [annealing_steps, decay] = options.staleness_options.pipemare;
   const auto& [gap_decay, gap_eps] = options.staleness_options.gap;
   if (annealing_steps < 0 || !(decay > 0 && decay <= 1))
@@ -89,7 +107,8 @@ void choose_policy(Settings& settings, const MakeOptimizer& make, const std::vec
   }
   if (settings.options.schedule == "2bw") name = "stash";  // its backwards read what their forwards did
   const staleness::Needs needs = staleness::make_policy(name, settings.options.staleness_options)->needs({});
-  settings.request.needs = {.predicts = needs.forward_weights, .stashes = needs.stash};
+  settings.request.needs = {
+      .predicts = needs.forward_weights, .stashes = needs.stash, .perturbs = settings.options.smoothing.radius > 0};
 }
 
 // What only a pipeline knows of it; the rest is schedule's.
@@ -189,6 +208,8 @@ std::string Settings::fingerprint() const {
                         options.order,
                         options.loss_scale.initial,
                         options.loss_scale.interval,
+                        options.smoothing.passes,
+                        options.smoothing.radius,
                         costs}
       .dump();
 }
@@ -204,7 +225,7 @@ Settings decided(PipelineOptions asked, size_t stages, int rank, int world, cons
                       .stages = static_cast<int>(stages),
                       .rank_of_stage = options.placement,
                       .edges = options.edges,
-                      .micro_batches = options.micro_batches,
+                      .micro_batches = settings.per_batch(),
                       .accumulate = options.accumulate,
                       .window = options.window,
                       .max_staleness = options.max_staleness,
@@ -219,7 +240,7 @@ Settings decided(PipelineOptions asked, size_t stages, int rank, int world, cons
   int64_t ahead = options.window.empty() ? static_cast<int64_t>(stages) : std::ranges::max(options.window);
   ahead = std::min<int64_t>(ahead, 4096);  // nobody has memory for more
   const int64_t needed = std::max(3 * int64_t{options.accumulate}, 2 * (ahead + 1));
-  const int64_t enough = std::max<int64_t>(8, needed / std::max(options.micro_batches, 1) + 1);
+  const int64_t enough = std::max<int64_t>(8, needed / std::max(settings.per_batch(), 1) + 1);
   settings.plan = settings.plan_of(enough + options.warmup + std::max<int64_t>(options.switch_at, 0));
   settings.notes = settings.plan.notes;
   if (options.clip == 0) options.clipping = "local";

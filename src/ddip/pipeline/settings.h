@@ -12,6 +12,12 @@
 
 namespace ddip {
 
+// Each micro-batch goes through the pipe `passes` times, on weights with noise of its own (docs/pipeline.md).
+struct Smoothing {
+  int passes = 1;
+  double radius = 0;  // standard deviation of the noise; 0: off
+};
+
 // Names and meanings as in Python.
 struct PipelineOptions {
   // seq, gpipe, 1f1b, interleaved, zb1, zbv, async_1f1b, virtual_async, 2bw, paci
@@ -34,6 +40,7 @@ struct PipelineOptions {
   std::string precision = "fp32";           // or bf16, fp16: autocast
   pipeline::LossScale::Options loss_scale;  // of fp16; {1024, 0}: it stays 1024
   bool recompute = false;                   // forwards keep no graph and run again before their backwards
+  Smoothing smoothing;                      // of gradients, in the bubbles of synchronous schedules
   bool gaps = false;       // reports say how far weights moved between forwards and backwards (docs/pipeline.md)
   int max_staleness = -1;  // of virtual_async
   int64_t warmup = 0, flush_every = 0, switch_at = -1;  // in batches; asynchronous schedules
@@ -62,6 +69,8 @@ struct Settings {
   // The policy's options by their names, as Python's and a ledger's. Those of other policies are not in it.
   nlohmann::json policy_options() const;
   bool scales_loss() const { return options.precision == "fp16"; }
+  // What the plan calls micro-batches: each goes as often as there are passes.
+  int per_batch() const { return options.micro_batches * options.smoothing.passes; }
   bool synchronous() const { return schedule::is_synchronous(options.schedule); }
   // Whether a forward of this stage, or of any (-1), reads weights that are old at its backward.
   bool is_stale(int stage = -1) const;

@@ -5,6 +5,7 @@
 
 #include "ddip/base/check.h"
 #include "ddip/base/error.h"
+#include "ddip/pipeline/random.h"
 
 namespace ddip::pipeline {
 
@@ -21,16 +22,16 @@ Versions::Versions(std::shared_ptr<Weights> weights, std::shared_ptr<staleness::
       stages_(stages),
       next_label_(kPredictions) {}
 
-void Versions::begin(const Run& run) {
+void Versions::begin(Run run) {
   first_ = version_;
   needs_ = policy_->needs(asks_.optimizer());          // somebody may have changed its options
   if (summed_.empty()) weights_->gradients().clear();  // of somebody's own backward between two runs
   expected_.clear();
   for (int64_t version : run.reads) ++expected_[first_ + version];
   last_ = {};  // somebody may have changed the rates
-  mean_staleness_ = run.mean_staleness;
-  accumulate_ = run.accumulate;
-  scales_loss_ = run.scales_loss;
+  run.reads = {};
+  run_ = std::move(run);
+  if (run_.smoothing_radius > 0) needs_.stash = true;
 }
 
 staleness::Moment Versions::moment(int64_t micro_batch, int staleness) {
@@ -38,12 +39,12 @@ staleness::Moment Versions::moment(int64_t micro_batch, int staleness) {
                         .version = version_,
                         .staleness = staleness,
                         .rates = asks_.rates(std::max(staleness, 1)),
-                        .accumulate = accumulate_,
+                        .accumulate = run_.accumulate,
                         .stage = stage_,
                         .stages = stages_,
-                        .mean_staleness = mean_staleness_};
+                        .mean_staleness = run_.mean_staleness};
   // A gradient that is not finite would make such a prediction, and what it predicts such a gradient, for ever.
-  if (needs_.pending && !summed_.empty() && count_ > 0 && (!scales_loss_ || sum_is_finite())) {
+  if (needs_.pending && !summed_.empty() && count_ > 0 && (!run_.scales_loss || sum_is_finite())) {
     now.pending = weights_->gradients().flat();
     now.pending_micro_batches = static_cast<int64_t>(summed_.size());
     now.pending_samples = count_ * loss_scale_;
@@ -98,12 +99,27 @@ const Used& Versions::predict(int64_t micro_batch, int staleness) {
   return used;
 }
 
+// The true weights and noise, for one micro-batch alone.
+Used Versions::perturb(int64_t micro_batch) {
+  Used used{.label = next_label_++, .version = version_, .predicted = true};
+  at::Tensor out = spare().copy_(weights_->truth());
+  const OwnRandomNumbers numbers(seed_of(run_.seed, stages_ + stage_, run_.first_micro_batch + micro_batch),
+                                 out.device());
+  for (const at::Tensor& slice : weights_->slices(out))
+    slice.add_(at::randn(slice.sizes(), out.options()), run_.smoothing_radius);
+  kept_[used.label] = Kept{out, 0};
+  return used;
+}
+
 Used Versions::before_forward(int64_t micro_batch, int64_t version, int staleness) {
   at::NoGradGuard quiet;
   version += first_;
   Used used{.label = version, .version = version, .staleness = staleness};
   if (auto left = expected_.find(version); left != expected_.end() && --left->second == 0) expected_.erase(left);
-  if (needs_.forward_weights && weights_->apart() && version == version_) used = predict(micro_batch, staleness);
+  if (run_.smoothing_radius > 0)
+    used = perturb(micro_batch);
+  else if (needs_.forward_weights && weights_->apart() && version == version_)
+    used = predict(micro_batch, staleness);
   if (used.predicted && needs_.stash) {
     Kept& kept = kept_.at(used.label);
     ++kept.uses;
@@ -236,7 +252,7 @@ Versions::Stepped Versions::step(const Counts& all, const Limit& limit, int64_t 
   keep_truth();
   if (all.count > 0 && !limit.leave_out) {
     limit_gradients(limit.scale);
-    staleness::Step step{.gradient = weights_->gradients().flat(), .mean_staleness = mean_staleness_};
+    staleness::Step step{.gradient = weights_->gradients().flat(), .mean_staleness = run_.mean_staleness};
     for (const auto& rates : asks_.rates(1)) {
       double rate = rates[0];
       if (all.micro_batches < full) rate = rate * static_cast<double>(all.micro_batches) / static_cast<double>(full);

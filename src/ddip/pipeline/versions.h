@@ -50,9 +50,13 @@ class Versions {
     double mean_staleness = 0;
     int accumulate = 1;
     bool scales_loss = false;  // gradients may be too large, and are of no use then
+    // Of the noise on each forward's weights, which its backward uses too; 0: none.
+    double smoothing_radius = 0;
+    uint64_t seed = 0;              // of that noise, with
+    int64_t first_micro_batch = 0;  // the number of this run's first one
   };
   // What a run will ask for.
-  void begin(const Run& run);
+  void begin(Run run);
 
   // `version`: the one to read, from the run's beginning on.
   Used before_forward(int64_t micro_batch, int64_t version, int staleness);
@@ -117,6 +121,7 @@ class Versions {
   };
   staleness::Moment moment(int64_t micro_batch, int staleness);
   const Used& predict(int64_t micro_batch, int staleness);
+  Used perturb(int64_t micro_batch);
   at::Tensor& prediction();
   bool sum_is_finite();
   void limit_gradients(double scale);
@@ -131,9 +136,7 @@ class Versions {
   const Asks asks_;
   const int stage_;
   const int stages_;
-  double mean_staleness_ = 0;
-  int accumulate_ = 1;
-  bool scales_loss_ = false;
+  Run run_;
   int64_t version_ = 0;
   int64_t next_label_;
   Prediction last_;

@@ -99,5 +99,36 @@ TEST(Versions, WhatABackwardNeedsIsKeptUntilTheLastOfThem) {
   EXPECT_EQ(bench.shown(), 3) << "what was given back is not taken for the prediction of now";
 }
 
+TEST(Versions, EachForwardHasNoiseOfItsOwnAndItsBackwardTheSame) {
+  Bench bench(staleness::Needs{});
+  bench.weights->truth().fill_(1);
+  bench.versions.begin({.smoothing_radius = 0.5, .seed = 3});
+  std::vector<at::Tensor> seen;
+  std::vector<Used> used;
+  for (int64_t micro_batch = 0; micro_batch < 2; ++micro_batch) {
+    used.push_back(bench.versions.before_forward(micro_batch, 0, 0));
+    seen.push_back(bench.parameter.detach().clone());
+  }
+  EXPECT_FALSE(at::equal(seen[0], seen[1]));
+  EXPECT_FALSE(at::equal(seen[0], at::ones({16})));
+  for (int64_t micro_batch : {1, 0}) {
+    EXPECT_EQ(bench.versions.before_backward(micro_batch, used[static_cast<size_t>(micro_batch)]).from,
+              ReadBack::From::forward);
+    EXPECT_TRUE(at::equal(bench.parameter.detach(), seen[static_cast<size_t>(micro_batch)]));
+    bench.versions.after_backward(micro_batch, used[static_cast<size_t>(micro_batch)], 1);
+  }
+  EXPECT_EQ(bench.versions.kept(), 0) << "nobody needs it any more";
+  EXPECT_TRUE(at::equal(bench.weights->truth().slice(0, 0, 16), at::ones({16}))) << "the true ones stay";
+  bench.versions.begin({.smoothing_radius = 0.5, .seed = 3});
+  bench.versions.before_forward(1, 0, 0);
+  EXPECT_TRUE(at::equal(bench.parameter.detach(), seen[1])) << "the same for the same seed and number";
+  bench.versions.begin({.smoothing_radius = 0.5, .seed = 3, .first_micro_batch = 1});
+  bench.versions.before_forward(0, 0, 0);
+  EXPECT_TRUE(at::equal(bench.parameter.detach(), seen[1])) << "which goes on over the runs";
+  bench.versions.begin({});
+  bench.versions.before_forward(0, 0, 0);
+  EXPECT_EQ(bench.shown(), 1) << "off";
+}
+
 }  // namespace
 }  // namespace ddip::pipeline

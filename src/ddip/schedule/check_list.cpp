@@ -178,12 +178,13 @@ class ListChecker {
             most_stale());
     const Weights weights{action.version, action.staleness};
     const bool stale = action.staleness > 0;
-    if (request_.needs.predicts && stale)
+    const bool perturbed = request_.needs.perturbs;
+    if ((request_.needs.predicts && stale) || perturbed)
       require(stage.predicted == std::pair(action.micro_batch, weights), "its weights were not predicted");
     else
       require(!stage.predicted, "a prediction for another forward comes right before it");
     stage.predicted.reset();
-    if (request_.needs.stashes && stale) {
+    if ((request_.needs.stashes && stale) || perturbed) {
       const auto kept = stage.stashed.find(action.micro_batch);
       require(kept != stage.stashed.end() && kept->second == weights, "its weights were not stashed");
     }
@@ -241,17 +242,19 @@ class ListChecker {
   }
 
   void stash(const Action& action, StageState& stage) {
-    require(request_.needs.stashes, "this plan needs no stash");
+    const bool perturbed = request_.needs.perturbs;
+    require(request_.needs.stashes || perturbed, "this plan needs no stash");
     require(progress(action) == Progress::waiting, "its forward has run already");
     require(action.version == stage.newest, "version {} is newest now and can be kept", stage.newest);
-    require(action.staleness > 0, "weights that do not change need no stash");
+    require(action.staleness > 0 || perturbed, "weights that do not change need no stash");
     require(stage.stashed.emplace(action.micro_batch, Weights{action.version, action.staleness}).second,
             "it is stashed twice");
   }
 
   void predict(const Action& action, StageState& stage) {
-    require(request_.needs.predicts, "this plan needs no prediction");
-    require(action.staleness > 0, "there is nothing to predict");
+    const bool perturbed = request_.needs.perturbs;
+    require(request_.needs.predicts || perturbed, "this plan needs no prediction");
+    require(action.staleness > 0 || perturbed, "there is nothing to predict");
     stage.predicted = {action.micro_batch, {action.version, action.staleness}};
   }
 

@@ -78,7 +78,8 @@ std::vector<int> most_activations(const Plan& plan) {
 
 std::vector<int> most_versions(const Plan& plan) {
   std::vector<int> most(static_cast<size_t>(plan.request.stages), 1);
-  using Weights = std::pair<int64_t, int>;  // version, steps predicted
+  // Version, and steps predicted; of weights that only one forward has, less than none.
+  using Weights = std::pair<int64_t, int64_t>;
   for (const auto& actions : plan.ranks) {
     std::vector<std::map<Weights, int>> kept(most.size());
     std::vector<std::map<int64_t, Weights>> of(most.size());
@@ -88,7 +89,10 @@ std::vector<int> most_versions(const Plan& plan) {
       const auto stage = static_cast<size_t>(action.stage);
       if (action.kind == Kind::step) newest[stage] = action.version;
       if (action.kind == Kind::stash) {
-        const Weights weights{action.version, plan.request.needs.predicts ? action.staleness : 0};
+        const Needs& needs = plan.request.needs;
+        const Weights weights{action.version, needs.perturbs   ? -1 - action.micro_batch
+                                              : needs.predicts ? action.staleness
+                                                               : 0};
         of[stage][action.micro_batch] = weights;
         ++kept[stage][weights];
       }

@@ -41,6 +41,7 @@ void visit_fields(Visitor&& visit, PlanType& plan) {
   visit("order", request.order, false);
   visit("predicts", request.needs.predicts, false);
   visit("stashes", request.needs.stashes, false);
+  visit("perturbs", request.needs.perturbs, false);
   visit("costs", request.costs.stages, false);
   visit("links", request.costs.links, false);
   visit("capacity", plan.capacity, true);

@@ -133,7 +133,9 @@ void keeps_few_versions(const Plan& plan, const Verdict& verdict) {
   for (size_t stage = 0; stage < verdict.versions.size(); ++stage) {
     const int steps_ahead = (request.window[stage] + request.accumulate - 1) / request.accumulate;
     if (is_synchronous(request.schedule)) RC_ASSERT(verdict.staleness[stage] == 0);
-    if (!request.needs.stashes)
+    if (request.needs.perturbs)
+      RC_ASSERT(verdict.versions[stage] == verdict.activations[stage] + 1);
+    else if (!request.needs.stashes)
       RC_ASSERT(verdict.versions[stage] == 1);
     else if (request.schedule == "2bw")
       RC_ASSERT(verdict.versions[stage] <= (request.needs.predicts ? 4 : 2));

@@ -141,6 +141,12 @@ void check_order(const Request& request) {
     throw ConfigError("order=\"ready\": several stages are on one rank; expected a rank for each");
 }
 
+// In the others a prediction and a stash may already have other weights in mind.
+void check_needs(const Request& request) {
+  if (request.needs.perturbs && !is_synchronous(request.schedule))
+    throw ConfigError(fmt::format("perturbs: {} is asynchronous; expected a synchronous schedule", request.schedule));
+}
+
 }  // namespace
 
 int Request::ranks() const {
@@ -205,6 +211,7 @@ Request completed(Request request) {
   check_phases(request);
   check_schedule(request);
   check_order(request);
+  check_needs(request);
   require_size("capacity", request.capacity, request.edges.size() * 2, "edge and direction");
   for (const int frames : request.capacity) require_range("capacity", frames, 0, kMostMicroBatches);
   return request;

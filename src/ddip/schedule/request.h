@@ -21,6 +21,8 @@ struct Edge {
 struct Needs {
   bool predicts = false;  // a PREDICT before each forward that will be stale
   bool stashes = false;   // a STASH for each forward that will be stale
+  // Weights of its own for each forward, stale or not: a PREDICT and a STASH before each.
+  bool perturbs = false;
 
   friend bool operator==(const Needs&, const Needs&) = default;
 };

@@ -40,7 +40,7 @@ void number_versions(const Request& request, RankLists& ranks) {
 
 void insert_policy_actions(const Request& request, RankLists& ranks) {
   const Needs needs = request.needs;
-  if (!needs.predicts && !needs.stashes) return;
+  if (!needs.predicts && !needs.stashes && !needs.perturbs) return;
   for (auto& actions : ranks) {
     // What is read after the step that overwrites it: by stage and version, forwards that have not come yet.
     std::map<std::pair<int, int64_t>, std::vector<Action>> later;
@@ -65,7 +65,10 @@ void insert_policy_actions(const Request& request, RankLists& ranks) {
           for (const Action& forward : found->second) push(forward, Kind::stash);
         newest[static_cast<size_t>(action.stage)] = action.version;
       }
-      if (action.kind == Kind::forward && action.staleness > 0) {
+      if (action.kind == Kind::forward && needs.perturbs) {
+        push(action, Kind::predict);
+        push(action, Kind::stash);
+      } else if (action.kind == Kind::forward && action.staleness > 0) {
         if (needs.predicts) push(action, Kind::predict);
         if (needs.stashes && action.version == newest[static_cast<size_t>(action.stage)]) push(action, Kind::stash);
       }

@@ -17,7 +17,7 @@ int64_t version_read_behind(const std::vector<int64_t>& step_ends, int64_t micro
 void number_versions(const Request& request, RankLists& ranks);
 
 // PREDICT right before a forward whose weights will be stale. STASH before the forward too, or before the step that
-// overwrites what it will read, if that comes earlier.
+// overwrites what it will read, if that comes earlier. Both before every forward that has weights of its own.
 void insert_policy_actions(const Request& request, RankLists& ranks);
 
 }  // namespace ddip::schedule

@@ -105,7 +105,10 @@ inline Request random_request(const Sizes& most) {
   if (one_in(2)) request.window = default_window(request);
   if (one_in(4))
     for (int& ahead : request.window) ahead = std::max(0, ahead + 2);
-  if (!is_synchronous(request.schedule)) request.needs = {.predicts = one_in(2), .stashes = one_in(2)};
+  if (is_synchronous(request.schedule))
+    request.needs.perturbs = one_in(3);
+  else
+    request.needs = {.predicts = one_in(2), .stashes = one_in(2)};
   return request;
 }
 
