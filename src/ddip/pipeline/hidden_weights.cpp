@@ -14,15 +14,16 @@ std::vector<at::Tensor> leaves_of(std::set<const torch::autograd::Node*> known,
                                   const std::vector<at::Tensor>& outputs) {
   std::vector<torch::autograd::Node*> waiting;
   const auto add = [&](torch::autograd::Node* node) {
-    if (node && known.insert(node).second) waiting.push_back(node);
+    if (known.insert(node).second) waiting.push_back(node);
   };
   for (const at::Tensor& tensor : outputs) add(node_of(tensor));
   std::vector<at::Tensor> found;
   while (!waiting.empty()) {
-    torch::autograd::Node& node = *waiting.back();
+    torch::autograd::Node* node = waiting.back();
     waiting.pop_back();
-    if (auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(&node)) found.push_back(leaf->variable);
-    for (const torch::autograd::Edge& edge : node.next_edges()) add(edge.function.get());
+    if (!node) continue;  // what wants no gradient
+    if (auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) found.push_back(leaf->variable);
+    for (const torch::autograd::Edge& edge : node->next_edges()) add(edge.function.get());
   }
   return found;
 }
