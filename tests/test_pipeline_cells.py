@@ -152,7 +152,7 @@ def test_the_rate_is_changed_between_runs_and_a_stage_is_looked_at(cells: Kernel
     assert said.lines == ["True", "False"]
     looked = cells.do("%%dip\npipe.stage(1)").lines
     steps = cells.do("%%dip --ranks 1\npipe.versions[1].version").lines
-    assert looked[0] == f"stage 1 on rank 1: 17 numbers (68 B), {steps[0]} steps done, rate 0.01"
+    assert looked[0] == f"stage 1 on rank 1: 17 numbers (68 B), {steps[0]} steps done, rate 0.01, momentum 0.9"
     assert [line.split()[:2] for line in looked[1:3]] == [["weight", "1×16"], ["bias", "1"]]
     assert looked[3] == "Linear(in_features=16, out_features=1, bias=True)"
     same = cells.do(

@@ -387,6 +387,8 @@ def test_auto_chooses_by_the_optimizer() -> None:
 def test_nesterovs_beta_grows_with_the_versions() -> None:
     assert engine.nesterov_beta1(0.9, 1, 8) == 0.9
     assert engine.nesterov_beta1(0.9, 5, 8) == 0.9 + 4 * (0.99 - 0.9) / 8
+    # A window wider than the textbook's keeps more versions than there are stages; a beta of 1 would never forget.
+    assert [engine.nesterov_beta1(0.9, versions, 2) for versions in (3, 9)] == [0.99, 0.99]
 
 
 # In Python

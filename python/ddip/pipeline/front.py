@@ -213,7 +213,9 @@ class Pipeline:
         self._frames = [max(2, frames) for frames in self.plan.capacity]
         self.notes: list[str] = list(self.plan.notes)  # what was asked for and is not so, for people
         self.notes += without_effect(schedule, window, clip, clipping, ledger, program)
-        self.policy_name, notes = chosen_policy(staleness, schedule, optimizer, self.modules, self.is_stale())
+        self.policy_name, notes = chosen_policy(
+            staleness, schedule, optimizer, self.modules, self.is_stale(), staleness_options or {}
+        )
         self.notes += notes
         if self.cut and self.cut.plan and bool(recompute) != self.cut.plan.costs.recompute:
             self.notes.append(f"recompute={recompute}: the plan reckons with recompute={self.cut.plan.costs.recompute}")
@@ -545,5 +547,11 @@ class Pipeline:
             if stage is None or action.stage == stage
         )
 
+    def most_stale(self, stage: int) -> int:
+        """By how many steps a forward's weights are old at its backward, at the most."""
+        return max((a.staleness for actions in self.plan.ranks for a in actions if a.stage == stage), default=0)
+
     def make_policy(self) -> Any:
-        return engine().make_policy(self.policy_name, **self.policy_options)
+        # One is the optimizer's, not the policy's.
+        options = {name: value for name, value in self.policy_options.items() if name != "nesterov_by_stage"}
+        return engine().make_policy(self.policy_name, **options)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -12,8 +13,9 @@ from ddip.pipeline.stepping import MakeOptimizer, Stepping, group_of, rule_of
 
 
 def chosen_policy(
-    staleness: str, schedule: str, optimizer: MakeOptimizer, modules: Sequence[torch.nn.Module], is_stale: bool
-) -> tuple[str, list[str]]:
+    staleness: str, schedule: str, optimizer: MakeOptimizer, modules: Sequence[torch.nn.Module], is_stale: bool,
+    options: Mapping[str, Any],
+) -> tuple[str, list[str]]:  # fmt: skip
     """Its name, and what people should know of it. `is_stale`: some forward reads weights that are old at its backward."""
     native = engine()
     trained = ([p for p in module.parameters() if p.requires_grad] for module in modules)
@@ -31,6 +33,7 @@ def chosen_policy(
             raise ConfigError(f"staleness={name!r}: {why}")
         if why:
             notes.append(f"staleness={name!r}: {why}")
+    notes += about_nesterov(name, bool(options.get("nesterov_by_stage")), example.param_groups)
     return "stash" if schedule == "2bw" else name, notes  # its backwards read what their forwards did
 
 
@@ -39,6 +42,35 @@ def refuse_other_rule(stage: str, stepping: Stepping, policy: str) -> None:
     fit, why = engine().optimizer_takes(stepping.state(), policy)
     if fit == engine().Fit.refused:
         raise ConfigError(f"staleness={policy!r}: {stage} is trained by {type(stepping.optimizer).__name__}, and {why}")
+
+
+# Of the preset, and below what it is another one.
+NESTEROVS_BETA, SMALL_BETA = 0.99, 0.95
+
+
+def about_nesterov(name: str, by_stage: bool, groups: Sequence[dict[str, Any]]) -> list[str]:
+    """The optimizer is the user's; how large its momentum is meant to be is the policy's."""
+    if "nesterov" not in name.split("+") or by_stage:
+        return []
+    betas = [group["betas"][0] for group in groups if group["betas"][0] < SMALL_BETA]
+    return [
+        f"staleness={name!r}: NAdam has beta1 {beta:g}; the policy is meant with {NESTEROVS_BETA:g} (betas=({NESTEROVS_BETA:g}, 0.999)), "
+        'or with staleness_options={"nesterov_by_stage": True}'
+        for beta in betas[:1]
+    ]
+
+
+def with_betas_by_stage(make: MakeOptimizer, staleness: int, stages: int) -> MakeOptimizer:
+    """NAdams whose first beta grows with the versions of its stage: with the steps that its weights are old at the most."""
+
+    def made(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        optimizer = make(parameters)
+        for group in optimizer.param_groups:
+            beta1, beta2 = group["betas"]
+            group["betas"] = engine().nesterov_beta1(beta1, staleness + 1, stages), beta2
+        return optimizer
+
+    return made
 
 
 def automatic(rule: str | None, schedule: str, is_stale: bool, any_complex: bool) -> str:

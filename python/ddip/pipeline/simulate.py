@@ -108,6 +108,13 @@ def simulate(
         optimizer(trained) if (trained := [p for p in module.parameters() if p.requires_grad]) else None
         for module in stages
     ]
+    if (options or {}).get("nesterov_by_stage"):
+        for made, order in zip(optimizers, orders, strict=True):
+            versions = 1 + max(action.staleness for action in order)
+            for group in made.param_groups if made else []:
+                beta1, beta2 = group["betas"]
+                by_stage = beta1 + (versions - 1) * (0.99 - beta1) / depth
+                group["betas"] = 0.99 if versions > depth else by_stage, beta2
     per_step = accumulate * sizes[0] if schedule in SYNCHRONOUS else accumulate
     header: Json = {
         "kind": "header", "format": FORMAT, "stages": depth, "schedule": schedule, "staleness": staleness,

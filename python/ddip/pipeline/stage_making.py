@@ -13,7 +13,7 @@ from ddip.errors import ConfigError
 from ddip.pipeline.auxiliary import taken
 from ddip.pipeline.hidden_weights import hidden_weights
 from ddip.pipeline.memory import Activations
-from ddip.pipeline.policy_choice import refuse_other_rule
+from ddip.pipeline.policy_choice import refuse_other_rule, with_betas_by_stage
 from ddip.pipeline.rates import MakeScheduler
 from ddip.pipeline.stage_calls import StageCalls, weakly
 from ddip.pipeline.stepping import MakeOptimizer, Stepping
@@ -45,6 +45,8 @@ def made_stage(
         policy = pipe.make_policy()
         pipe.policies[index] = policy
         apart = pipe.is_stale(index) or "spectrain" in pipe.policy_name or pipe.smoothing.radius > 0
+        if pipe.policy_options.get("nesterov_by_stage"):
+            optimizer = with_betas_by_stage(optimizer, pipe.most_stale(index), len(pipe.modules))
         weights = native.Weights(list(trained.values()), list(trained), apart)
         stepping = Stepping(weights, list(trained), optimizer, scheduler, stage.name)
         refuse_other_rule(stage.name, stepping, pipe.policy_name)

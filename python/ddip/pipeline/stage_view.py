@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,15 +24,18 @@ class StageView:
     module: str
     version: int  # steps that it has done
     rates: list[float]  # of each parameter group, in the next step
+    momenta: list[float]  # likewise: SGD's momentum, Adam's first beta, NAdam's μ, which grows for thousands of steps
     weights: dict[str, torch.Tensor]
 
     def __str__(self) -> str:
         numbers = sum(tensor.numel() for tensor in self.weights.values())
         size = sum(tensor.nbytes for tensor in self.weights.values())
         rates = ", ".join(f"{rate:g}" for rate in self.rates)
+        momenta = ", ".join(f"{momentum:.3g}" for momentum in self.momenta)
         lines = [
             f"stage {self.stage} on rank {self.rank}: {numbers} numbers ({readable(size)}), {self.version} steps done"
             + (f", rate {rates}" if rates else "")
+            + (f", momentum {momenta}" if any(self.momenta) else "")
         ]
         width = max((len(name) for name in self.weights), default=0)
         for name, tensor in self.weights.items():
@@ -55,10 +58,19 @@ def look_at(pipe: Pipeline, stage: int) -> StageView:
         mine = StageView(
             stage, pipe.ranks.rank, str(pipe.modules[stage]), stepping.steps if stepping else 0,
             [float(group["lr"]) for group in stepping.groups] if stepping else [],
+            [momentum_of(group, stepping.steps + 1) for group in stepping.groups] if stepping else [],
             {name: value for name, value in pipe.stage_state_dict(stage).items() if isinstance(value, torch.Tensor)},
         )  # fmt: skip
     views: list[StageView | None] = gather_objects(mine, pipe.ranks)
     return next(view for view in views if view is not None)
+
+
+def momentum_of(group: dict[str, Any], step: int) -> float:
+    """Of this step, from 1 on."""
+    if "betas" not in group:
+        return float(group.get("momentum", 0.0))
+    beta = float(group["betas"][0])
+    return beta * (1.0 - 0.5 * 0.96 ** (step * group["momentum_decay"])) if "momentum_decay" in group else beta
 
 
 def set_rate(pipe: Pipeline, rate: float) -> None:

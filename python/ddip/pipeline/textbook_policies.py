@@ -14,13 +14,14 @@ from ddip.pipeline.textbook_predictions import PREDICTORS
 OPTIONS = {
     "pipemare": ["annealing_steps", "pipemare_decay"],
     "gap_aware": ["gap_decay", "gap_eps"],
+    "nesterov": ["nesterov_by_stage"],
     **dict.fromkeys(("adam", "adamw", "nadam"), ["second_decays"]),
 }
 LIMITS = {
     "annealing_steps": (0, 1e15), "pipemare_decay": (1e-9, 1), "gap_decay": (0, 0.999999999), "gap_eps": (1e-30, 1),
-    "second_decays": (0, 1),
+    "second_decays": (0, 1), "nesterov_by_stage": (0, 1),
 }  # fmt: skip
-WHOLE: dict[str, type] = {"annealing_steps": int, "second_decays": bool}
+WHOLE: dict[str, type] = {"annealing_steps": int, "second_decays": bool, "nesterov_by_stage": bool}
 OTHER_POLICIES = ("none", "stash", "nesterov", "pipemare", "spike", "gap_aware")
 
 

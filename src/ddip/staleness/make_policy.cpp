@@ -111,6 +111,9 @@ std::string auto_policy(Rule rule) {
   return "stash";
 }
 
-double nesterov_beta1(double beta, int versions, int stages) { return beta + (versions - 1) * (0.99 - beta) / stages; }
+double nesterov_beta1(double beta, int versions, int stages) {
+  if (versions > stages) return 0.99;  // a window wider than the textbook's keeps more
+  return beta + (versions - 1) * (0.99 - beta) / stages;
+}
 
 }  // namespace ddip::staleness

@@ -24,7 +24,7 @@ std::unique_ptr<Policy> make_policy(const std::string& name, const Options& opti
 std::string auto_policy(Rule rule);
 
 // The preset "nesterov" is NAdam with a large β₁, and a stash. Its β₁, by stage: β + (versions − 1)(0.99 − β)/stages,
-// where versions is how many of its weights a stage has alive.
+// where versions is how many of its weights a stage has alive; 0.99 where these are more than stages.
 double nesterov_beta1(double beta, int versions, int stages);
 
 }  // namespace ddip::staleness
