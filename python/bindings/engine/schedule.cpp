@@ -13,6 +13,7 @@
 #include "ddip/schedule/checker.h"
 #include "ddip/schedule/draw.h"
 #include "ddip/schedule/file.h"
+#include "ddip/schedule/own_plan.h"
 #include "ddip/schedule/ready.h"
 #include "ddip/schedule/simulate.h"
 #include "ddip/schedule/window.h"
@@ -160,6 +161,8 @@ void bind_plan(py::module_& module) {
       .def_property_readonly("micro_batches", [](const Plan& self) { return self.request.total(); })
       .def_property_readonly("order", [](const Plan& self) { return self.request.order; })
       .def("check", &schedule::check, Released())
+      .def("require_runnable", &schedule::require_runnable, py::arg("usual"), py::arg("most_stale"), Released())
+      .def("json", &schedule::to_json, Released())
       .def("as_done", &as_done, py::arg("ranks"), Released())
       .def(
           "simulate",

@@ -38,6 +38,7 @@ from ddip.pipeline.live import Watch
 from ddip.pipeline.memory import Activations
 from ddip.pipeline.metrics import Metric, Metrics
 from ddip.pipeline.modes import evaluating, make_train
+from ddip.pipeline.own_plan import own_plan
 from ddip.pipeline.parts import Split, edges_of, parts_of
 from ddip.pipeline.policy_choice import chosen_policy
 from ddip.pipeline.random_state import RandomState
@@ -209,7 +210,9 @@ class Pipeline:
         # Long enough to show what every batch of a longer run will be like, with as many messages under way.
         ahead = min(max(self.request["window"], default=len(self.modules)), 4096)  # nobody has memory for more
         enough = max(8, max(3 * accumulate, 2 * (ahead + 1)) // max(self.per_batch, 1) + 1)
+        self.micro_batches_done = 0  # in earlier runs
         self.plan = self.plan_of(enough + warmup + (switch_at or 0))
+        self.prepared_staleness = [self.most_stale(stage) for stage in range(len(self.modules))]
         self._frames = [max(2, frames) for frames in self.plan.capacity]
         self.notes: list[str] = list(self.plan.notes)  # what was asked for and is not so, for people
         self.notes += without_effect(schedule, window, clip, clipping, ledger, program)
@@ -228,7 +231,6 @@ class Pipeline:
         if precision != "fp32" and self.is_stale() and not needs.stash and not recompute:
             recompute = True
             self.notes.append("recompute=True: under autocast a kept graph would use the weights of its forward")
-        self.micro_batches_done = 0  # in earlier runs
         self._done: Any = None  # this rank's actions in the last one, if their order was found
         self._trained = [{name for name, p in module.named_parameters() if p.requires_grad} for module in self.modules]
         self._whole = True  # no run was stopped or has failed since the replicas were equal
@@ -268,8 +270,9 @@ class Pipeline:
 
     # --- what is run
 
-    def plan_of(self, batches: int, done: int = 0) -> Any:
+    def plan_of(self, batches: int) -> Any:
         """The plan for so many batches after those that are done; it is checked before anything runs."""
+        done = self.micro_batches_done // self.per_batch
         request = {**self.request, "warmup": max(0, self.request["warmup"] - done)}
         if "switch_at" in request:
             request["switch_at"] = max(0, request["switch_at"] - done)
@@ -279,13 +282,24 @@ class Pipeline:
             raise ConfigError(f"the plan is refused: {verdict.error}")
         return plan
 
-    def run(self, batches: Iterable[Any], show: bool = False, count: int | None = None) -> Report:
+    def _make_room(self) -> None:
+        """For a plan of somebody's own that has more messages under way. All ranks."""
+        frames = [max(now, asked) for now, asked in zip(self._frames, self.plan.capacity, strict=True)]
+        if frames != self._frames:
+            self._frames, heard = frames, self.heard
+            self._executor = self._make_executor()
+            self.heard = heard
+
+    def run(
+        self, batches: Iterable[Any], show: bool = False, count: int | None = None, plan: Any | None = None
+    ) -> Report:
         """Trains on them. Every rank gives its own iterable of pairs (x, y), equally seeded and equally long: the first
         stage reads x, the last one y. `show`: a notebook draws what the ranks do while they do it. `count`: on so many of them at
         most; an iterator, which must have as many, has the others still, so that a stream without an end can be trained on part by
-        part. An iterable without a length is read to its end before anything runs, unless there is a `count`."""
+        part. An iterable without a length is read to its end before anything runs, unless there is a `count`. `plan`: another order
+        of what `plan_of(len(batches))` has, a Plan or its file."""
         with Watch(show) as watch:
-            watch.report = self._run(batches, True, watch, Metrics(None), count)
+            watch.report = self._run(batches, True, watch, Metrics(None), count, plan)
         return watch.report
 
     def evaluate(
@@ -295,7 +309,15 @@ class Pipeline:
         micro-batch, or (sum, count), each under its name; `report.metrics` has their means over all samples. `count`: see `run`."""
         return self._run(batches, False, Watch(show=False), Metrics(metrics), count)
 
-    def _run(self, batches: Iterable[Any], training: bool, watch: Watch, metrics: Metrics, count: int | None) -> Report:
+    def _run(
+        self,
+        batches: Iterable[Any],
+        training: bool,
+        watch: Watch,
+        metrics: Metrics,
+        count: int | None,
+        plan: Any = None,
+    ) -> Report:
         self.follow_rebuild()
         self._make_equal_again()
         self._refuse_other_parameters()
@@ -303,7 +325,7 @@ class Pipeline:
         source = None
         try:
             source = Batches(batches, self.micro_batches, count, self.smoothing.passes if training else 1)
-            return self._run_all(source, training, watch, metrics)
+            return self._run_all(source, training, watch, metrics, plan)
         except BaseException:
             # The first stage has read further than the last one, and a loader may draw random numbers for each sample: the next
             # batches would not be the same on all ranks. Nor would an iterator's, if it is gone on with.
@@ -311,8 +333,9 @@ class Pipeline:
             self._left = (batches, source.read) if source and isinstance(batches, Iterator) else None
             raise
 
-    def _run_all(self, source: Batches, training: bool, watch: Watch, metrics: Metrics) -> Report:
-        said = [len(source), self.fingerprint(), training, metrics.names]
+    def _run_all(self, source: Batches, training: bool, watch: Watch, metrics: Metrics, plan: Any) -> Report:
+        own = together(lambda: own_plan(self, plan, len(source)), self.ranks)
+        said = [len(source), self.fingerprint() + (own.json() if own else ""), training, metrics.names]
         ends = self._writer.ends_before(training) if self._writer else ""
         left = self._left[1] if self._left and self._left[0] is source.batches else 0
         everybody = gather_objects((said, uuid.uuid4().hex, ends, left), self.ranks)
@@ -338,7 +361,9 @@ class Pipeline:
         if len(source) == 0:
             return Report([], [], 0.0, [], metrics.means(self.ranks), is_evaluation=not training)
         if training:
-            self.plan = self.plan_of(len(source), self.micro_batches_done // self.per_batch)
+            self.plan = own or self.plan_of(len(source))
+            if own:
+                self._make_room()
             actions, self._done = engine().PlanActions(self.plan, self.place), None
         else:
             actions = engine().forwards_only(self.edges, self.placement, self.place, len(source) * source.per_batch)

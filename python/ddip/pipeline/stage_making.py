@@ -46,7 +46,7 @@ def made_stage(
         pipe.policies[index] = policy
         apart = pipe.is_stale(index) or "spectrain" in pipe.policy_name or pipe.smoothing.radius > 0
         if pipe.policy_options.get("nesterov_by_stage"):
-            optimizer = with_betas_by_stage(optimizer, pipe.most_stale(index), len(pipe.modules))
+            optimizer = with_betas_by_stage(optimizer, pipe.prepared_staleness[index], len(pipe.modules))
         weights = native.Weights(list(trained.values()), list(trained), apart)
         stepping = Stepping(weights, list(trained), optimizer, scheduler, stage.name)
         refuse_other_rule(stage.name, stepping, pipe.policy_name)

@@ -17,6 +17,8 @@
 #include "ddip/pipeline/modes.h"
 #include "ddip/pipeline/saved_cut.h"
 #include "ddip/pipeline/saving.h"
+#include "ddip/schedule/file.h"
+#include "ddip/schedule/own_plan.h"
 #include "ddip/staleness/make_policy.h"
 #include "ddip/staleness/matrix.h"
 
@@ -38,18 +40,22 @@ struct Pipeline::Inside {
   at::Device device_of(int index) const;
   std::shared_ptr<Versions> make_versions(int index, const MakeOptimizer& make);
   void make_executor(const MakeOptimizer& make);
+  void connect(std::vector<pipeline::Stage> stages);
   void open_ledger();
 
   // --- running
   Sample sample_of(const std::function<MicroBatch(int64_t)>& read, int64_t micro_batch) const;
-  Report run(const Batches& batches, bool training, Metrics metrics);
+  // `own`: a plan that somebody has made, or null.
+  Report run(const Batches& batches, bool training, Metrics metrics, const schedule::Plan* own);
+  schedule::Plan plan_of(int64_t batches) const;
+  void take_plan(const schedule::Plan& own);
   Report report_of(const Record& record, int64_t batches, bool training) const;
   void add_metrics(Report& report) const;
   void make_equal_again();
   void add_note(const std::string& note);
   // Nothing from here on could be replayed.
   void end_ledger(const std::string& before);
-  void require_agreement(int64_t batches, bool training);
+  void require_agreement(int64_t batches, bool training, const std::string& plan);
   Record execute(bool training);
   NamedTensors state();
   RankOnDisk on_disk();
@@ -62,6 +68,8 @@ struct Pipeline::Inside {
   std::map<int, std::unique_ptr<Stepping>> steppings;  // of those that train
   std::map<int, std::shared_ptr<Versions>> versions;
   std::unique_ptr<LedgerWriter> ledger;
+  Telling telling;
+  std::vector<int> frames;  // by channel
   std::unique_ptr<Executor> executor;
   std::map<int, std::shared_ptr<Gaps>> gaps;
   int64_t micro_batches_done = 0;  // in earlier runs
@@ -161,16 +169,21 @@ void Pipeline::Inside::make_executor(const MakeOptimizer& make) {
     return json();
   });
   if (!settings.options.ledger.empty()) open_ledger();
+  telling = {.global_norm = settings.options.clipping == "global",
+             .delay = settings.norm_delay,
+             .ranks = std::vector<int>(telling_ranks.begin(), telling_ranks.end())};
+  if (settings.scales_loss()) telling.loss_scale = settings.options.loss_scale;
+  for (int capacity : settings.plan.capacity) frames.push_back(std::max(2, capacity));
+  connect(std::move(stages));
+}
+
+void Pipeline::Inside::connect(std::vector<pipeline::Stage> stages) {
   Arrangement arrangement{.edges = settings.request.edges,
                           .rank_of_stage = settings.request.rank_of_stage,
+                          .frames = frames,
                           .width = settings.width,
                           .replicas = settings.options.replicas};
-  for (int capacity : settings.plan.capacity) arrangement.frames.push_back(std::max(2, capacity));
-  Telling telling{.global_norm = settings.options.clipping == "global",
-                  .delay = settings.norm_delay,
-                  .ranks = std::vector<int>(telling_ranks.begin(), telling_ranks.end())};
-  if (settings.scales_loss()) telling.loss_scale = settings.options.loss_scale;
-  executor = std::make_unique<Executor>(ranks, std::move(stages), std::move(arrangement), std::move(telling), [] {});
+  executor = std::make_unique<Executor>(ranks, std::move(stages), std::move(arrangement), telling, [] {});
 }
 
 std::shared_ptr<Versions> Pipeline::Inside::make_versions(int index, const MakeOptimizer& make) {
@@ -279,8 +292,9 @@ Sample Pipeline::Inside::sample_of(const std::function<MicroBatch(int64_t)>& rea
   return {found.x, found.samples, micro_batch % source->per_batch() == 0};
 }
 
-void Pipeline::Inside::require_agreement(int64_t batches, bool training) {
-  const json said{batches, settings.fingerprint(), training, measured.names()};
+// `plan`: somebody's own, or nothing.
+void Pipeline::Inside::require_agreement(int64_t batches, bool training, const std::string& plan) {
+  const json said{batches, settings.fingerprint() + plan, training, measured.names()};
   const std::vector<json> all = gather_json(*ranks, said);
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank] == said) continue;
@@ -333,10 +347,35 @@ void Pipeline::Inside::make_equal_again() {
   whole = true;
 }
 
-Report Pipeline::Inside::run(const Batches& batches, bool training, Metrics metrics) {
+schedule::Plan Pipeline::Inside::plan_of(int64_t batches) const {
+  return settings.plan_of(batches, micro_batches_done / settings.per_batch());
+}
+
+// Its messages have as much room as it asks for.
+void Pipeline::Inside::take_plan(const schedule::Plan& own) {
+  settings.plan = own;
+  bool is_enough = true;
+  for (size_t channel = 0; channel < frames.size(); ++channel) {
+    is_enough &= frames[channel] >= own.capacity[channel];
+    frames[channel] = std::max(frames[channel], own.capacity[channel]);
+  }
+  if (is_enough) return;
+  const Heard heard = executor->heard();
+  std::vector<pipeline::Stage> stages = executor->stages();
+  executor.reset();
+  connect(std::move(stages));
+  executor->restore(heard);
+}
+
+Report Pipeline::Inside::run(const Batches& batches, bool training, Metrics metrics, const schedule::Plan* own) {
   measured = Measured(std::move(metrics));
   make_equal_again();
-  require_agreement(batches.size(), training);
+  agreed(*ranks, [&] {
+    if (own && batches.size() == 0) throw ConfigError("a plan without batches: there is nothing to run");
+    if (own) schedule::require_runnable(*own, plan_of(batches.size()), settings.most_stale);
+    return json();
+  });
+  require_agreement(batches.size(), training, own ? schedule::to_json(*own) : "");
   if (batches.size() == 0) {
     Report report{.training = training};
     add_metrics(report);
@@ -351,7 +390,10 @@ Report Pipeline::Inside::run(const Batches& batches, bool training, Metrics metr
     make_train(modules_of(parts));
   else
     evaluating.emplace(modules_of(parts));
-  if (training) settings.plan = settings.plan_of(batches.size(), micro_batches_done / settings.per_batch());
+  if (own)
+    take_plan(*own);
+  else if (training)
+    settings.plan = plan_of(batches.size());
   Record record;
   if (training && ledger) ledger->run_begins();
   whole = !training;  // until it is over
@@ -439,9 +481,13 @@ Pipeline::Pipeline(Context& context, std::vector<Part> model, LossFunction loss,
 
 Pipeline::~Pipeline() = default;
 
-Report Pipeline::run(const Batches& batches) { return inside_->run(batches, true, {}); }
+Report Pipeline::run(const Batches& batches) { return inside_->run(batches, true, {}, nullptr); }
+Report Pipeline::run(const Batches& batches, const schedule::Plan& own) {
+  return inside_->run(batches, true, {}, &own);
+}
+schedule::Plan Pipeline::plan_of(int64_t batches) const { return inside_->plan_of(batches); }
 Report Pipeline::evaluate(const Batches& batches, Metrics metrics) {
-  return inside_->run(batches, false, std::move(metrics));
+  return inside_->run(batches, false, std::move(metrics), nullptr);
 }
 NamedTensors Pipeline::state() { return inside_->state(); }
 

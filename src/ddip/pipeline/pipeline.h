@@ -45,6 +45,9 @@ class Pipeline {
   // Trains on them. Every rank gives its own, equally seeded and equally many: the first stage reads x, the last y.
   // Throws what a stage threw; on the other ranks StageFailed, which says where and what. It can run again then.
   pipeline::Report run(const pipeline::Batches& batches);
+  // The same in another order of what plan_of(batches.size()) has, that somebody has written or edited.
+  pipeline::Report run(const pipeline::Batches& batches, const schedule::Plan& own);
+  schedule::Plan plan_of(int64_t batches) const;
   // The losses of the newest weights, without training. `metrics`: functions of (output, target) as a loss is one, each
   // under its name; the report has their means.
   pipeline::Report evaluate(const pipeline::Batches& batches, pipeline::Metrics metrics = {});

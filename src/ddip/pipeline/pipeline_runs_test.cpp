@@ -28,6 +28,39 @@ std::string text_of(const std::filesystem::path& path) {
 
 }  // namespace
 
+TEST(CppPipelineRuns, a_plan_of_ones_own_is_run_as_it_is_or_refused) {
+  on_ranks(2, [](const auto& ranks) {
+    const auto made = [&](PipelineOptions options) {
+      options.micro_batches = 4;
+      return std::make_unique<Pipeline>(ranks, cut(mlp(2), 2), mse, sgd, options);
+    };
+    const auto refused = [&](Pipeline& pipe, const schedule::Plan& plan, const std::string& said) {
+      const std::string found = refusal([&] { pipe.run(data(2, 8), plan); });
+      require(found.find(said) != std::string::npos, found);
+    };
+    // A narrower window, and more room than the pipeline has: its messages get it.
+    const auto wide = made({.staleness = "stash", .window = {3, 0}});
+    const auto narrow = made({.staleness = "stash", .window = {1, 0}});
+    schedule::Plan own = narrow->plan_of(2);
+    own.capacity = {7, 7};
+    wide->run(data(2, 8), own);
+    narrow->run(data(2, 8));
+    require(wide->plan().ranks == own.ranks, "that plan");
+    require(furthest(wide->state(), narrow->state()) == 0, "what it computes is the narrow one's");
+    wide->run(data(2, 8));
+    require(wide->plan().ranks != own.ranks, "the next run has the usual one");
+    refused(*narrow, wide->plan_of(2), "weights of stage 0 that are 3 steps old, the pipeline at most 1");
+    refused(*wide, made({.schedule = "1f1b"})->plan_of(2), "the plan has schedule=1f1b, the pipeline async_1f1b");
+    refused(*wide, wide->plan_of(3), "the plan has batches=3, the pipeline 2");
+    own.ranks[1].pop_back();
+    refused(*wide, own, "the plan is refused: ");
+    const schedule::Plan good = wide->plan_of(2);
+    const std::string said = refusal([&] { ranks->rank() == 0 ? wide->run(data(2, 8)) : wide->run(data(2, 8), good); });
+    require(said.find("every rank must run the same pipeline") != std::string::npos, said);
+    require(wide->run(data(2, 8)).losses.size() == 2, "it trains still");
+  });
+}
+
 TEST(CppPipelineRuns, phases_count_the_batches_of_earlier_runs) {
   on_ranks(2, [&](const auto& ranks) {
     auto runs = [&](PipelineOptions options) {

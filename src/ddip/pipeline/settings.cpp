@@ -10,6 +10,7 @@
 #include "ddip/base/error.h"
 #include "ddip/base/nearest_name.h"
 #include "ddip/schedule/checker.h"
+#include "ddip/schedule/counts.h"
 #include "ddip/schedule/window.h"
 #include "ddip/staleness/matrix.h"
 
@@ -140,14 +141,6 @@ bool widens(const PipelineOptions& options) {
   return !options.costs.stages.empty() && names.contains(options.schedule);
 }
 
-int most_stale(const schedule::Plan& plan) {
-  int most = 0;
-  for (const auto& actions : plan.ranks) {
-    for (const schedule::Action& action : actions) most = std::max(most, action.staleness);
-  }
-  return most;
-}
-
 }  // namespace
 
 bool Settings::is_stale(int stage) const {
@@ -243,9 +236,10 @@ Settings decided(PipelineOptions asked, size_t stages, int rank, int world, cons
   const int64_t enough = std::max<int64_t>(8, needed / std::max(settings.per_batch(), 1) + 1);
   settings.plan = settings.plan_of(enough + options.warmup + std::max<int64_t>(options.switch_at, 0));
   settings.notes = settings.plan.notes;
+  settings.most_stale = schedule::most_staleness(settings.plan);
   if (options.clip == 0) options.clipping = "local";
   if (options.clipping == "auto") options.clipping = settings.synchronous() ? "global" : "local";
-  settings.norm_delay = settings.synchronous() ? 0 : 1 + most_stale(settings.plan);
+  settings.norm_delay = settings.synchronous() ? 0 : 1 + std::ranges::max(settings.most_stale);
   choose_policy(settings, make, parameters);
   require_order(settings);
   require_clipping(settings);

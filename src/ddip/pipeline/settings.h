@@ -62,6 +62,7 @@ struct Settings {
   int width = 1;                   // ranks of a replica
   int replica = 0;                 // which of them this is
   int place = 0;                   // which of its ranks this is
+  std::vector<int> most_stale;     // by stage: steps that weights may be old, which stages are prepared for
   int norm_delay = 0;              // how many steps old a global norm is: so many that nobody waits for it
 
   const std::string& policy() const { return options.staleness; }
