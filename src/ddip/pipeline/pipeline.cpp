@@ -17,7 +17,6 @@
 #include "ddip/pipeline/modes.h"
 #include "ddip/pipeline/saved_cut.h"
 #include "ddip/pipeline/saving.h"
-#include "ddip/schedule/file.h"
 #include "ddip/schedule/own_plan.h"
 #include "ddip/staleness/make_policy.h"
 #include "ddip/staleness/matrix.h"

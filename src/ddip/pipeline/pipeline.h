@@ -22,6 +22,7 @@
 #include "ddip/pipeline/report.h"
 #include "ddip/pipeline/saved_cut.h"
 #include "ddip/pipeline/settings.h"
+#include "ddip/schedule/file.h"
 #include "ddip/tensors/context.h"
 
 namespace ddip {
