@@ -161,6 +161,7 @@ def fails(folder: str, what: str) -> tuple[str, bool]:
         stubborn.fails = what
         said = said_by(lambda: pipe.save(folder))
         stubborn.fails = ""
+        ddip.comm().barrier()  # each rank removes its own part
         return said, not any(Path(folder).glob("*"))
     pipe.save(folder)
     first, last = p.mlp(2)
