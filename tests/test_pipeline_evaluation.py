@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_metrics_are_those_of_one_process_on_every_rank(replicas: int) -> None:
-    with pipeline_group("pipeline-metrics", workers=2 * replicas) as group:
+    with pipeline_group("pipeline-metrics", "numpy as np", workers=2 * replicas) as group:
         # Batches of 12 and of 7 samples, which make micro-batches of 3 and of 2, 2, 2 and 1.
         group.run(
             f"pipe = p.pipe_of(p.mlp(2), '1f1b', replicas={replicas})\n"
@@ -21,18 +21,19 @@ def test_metrics_are_those_of_one_process_on_every_rank(replicas: int) -> None:
             f"batches = p.data(4, 12, 7)[pipe.replica :: {replicas}]\n"
             "before = {name: part.clone() for name, part in pipe.state_dict().items()}\n"
             "counted = lambda out, y: (out[y > 0].sum(), (y > 0).sum())\n"
+            "sized = lambda out, y: (out.sum(), np.prod(y.shape))\n"
             "masked = lambda out, y: (torch.tensor(torch.nan), 0) if y[0, 0] > 0 else (1, 1)\n"
-            "report = pipe.evaluate(batches, metrics={'away': away, 'near': near, 'positive': counted, 'masked': masked})\n"
+            "report = pipe.evaluate(batches, metrics={'away': away, 'near': near, 'positive': counted, 'masked': masked, 'sized': sized})\n"
             "model = torch.nn.Sequential(*p.mlp(2))\n"
             "x, y = (torch.cat(parts) for parts in zip(*p.data(4, 12, 7)))\n"
             "with torch.no_grad(): out = model(x)\n"
-            "expected = {'away': float(away(out, y)), 'near': near(out, y), 'positive': float(out[y > 0].mean()), 'masked': 1.0}\n"
+            "expected = {'away': float(away(out, y)), 'near': near(out, y), 'positive': float(out[y > 0].mean()), 'masked': 1.0, 'sized': float(out.mean())}\n"
             "moved = p.furthest(before, pipe.state_dict())"
         )
         for rank in range(2 * replicas):
             found, expected = group.pull("report", rank=rank).metrics, group.pull("expected", rank=rank)
             assert found == pytest.approx(expected, abs=1e-12)
-            assert list(found) == ["away", "near", "positive", "masked"]
+            assert list(found) == ["away", "near", "positive", "masked", "sized"]
         assert group.pull("moved", rank=0) == 0.0
         assert f"near {group.pull('expected', rank=0)['near']:.4g}" in group.run("str(report)")[0].value
         mean = group.run("report.loss, float(torch.nn.functional.mse_loss(model(x), y)), str(report)")[0].value

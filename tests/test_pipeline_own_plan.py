@@ -38,6 +38,22 @@ def test_an_asynchronous_one_is_computed_again_bit_for_bit(two: ddip.Group, tmp_
 
 
 @pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("", "ran"),
+        (", clip=1e9, clipping='local'", "ran"),
+        (", clip=1e9", "is on the other side of a step, in which all stages wait for each other's gradients"),
+        (", precision='fp16'", "is on the other side of a step"),
+    ],
+)
+def test_where_steps_wait_for_each_other_all_that_they_need_comes_before(
+    two: ddip.Group, tmp_path: Path, options: str, said: str
+) -> None:
+    for result in two.run(f"o.steps_first({str(tmp_path / 'plan')!r}{options})"):
+        assert said in result.value, result.value
+
+
+@pytest.mark.parametrize(
     ("what", "said"),
     [
         ("another schedule", "the plan has schedule=gpipe, the pipeline 1f1b"),
@@ -45,6 +61,7 @@ def test_an_asynchronous_one_is_computed_again_bit_for_bit(two: ddip.Group, tmp_
         ("staler weights", "the plan has weights of stage 0 that are 3 steps old, the pipeline at most 1; expected a pipeline with a window"),
         ("another needs", "the plan has needs=predictions true, stashes false, noise false, the pipeline predictions false, stashes true"),
         ("a deadlock", "nobody can go on"),
+        ("batches that go back", "goes back from batch 1 to batch 0: they are read one after the other"),
         ("no plan", "plan= is a int; expected a ddip.schedule.Plan, or the file of one"),
         ("no file", "No such file"),
         ("ready", 'a plan has an order; with order="ready" it is found'),

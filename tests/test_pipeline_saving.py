@@ -217,6 +217,8 @@ LIES = {
     "a.update(staleness=7)": "staleness=7",
     "a.update(micro_batches=-1)": "its number of micro-batches is -1",
     "a.update(micro_batches=2**70)": "its number of micro-batches is 1.18",
+    "a.update(batches=-1)": "its number of batches is -1",
+    "a.pop('batches')": "its number of batches is None",
     "a.update(heard=({2**70: 1.0}, None))": "its gradients' norms are damaged",
     "a.update(heard=({}, (2.0, 2**70, [])))": "expected powers of two",
     "a.update(micro_batches='12')": "its number of micro-batches is '12'",

@@ -101,14 +101,36 @@ def test_a_lie_about_the_noise_is_found(two: ddip.Group, tmp_path: Path, lie: di
     assert difference is not None and re.match(r"line \d+: stage \d, \w+", difference), difference
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("smoothing={'passes': 0, 'radius': 0.1}", "expected from 1 to 1024 passes"),
+        ("smoothing={'radius': 0.1}", "expected None, or"),
+        ("options={'nesterov_by_stage': True}", "option 'nesterov_by_stage' of none; expected none"),
+    ],
+)
+def test_the_simulator_says_what_is_wrong_in_our_words(two: ddip.Group, options: str, said: str) -> None:
+    call = (
+        f"simulate(p.mlp(2), torch.nn.functional.mse_loss, p.data(2, 12), optimizer=p.sgd, schedule='1f1b', {options})"
+    )
+    with pytest.raises(ddip.RankError) as error:
+        two.run(f"from ddip.pipeline.simulate import simulate\n{call}")
+    assert all("ConfigError" in text and said in text for text in error.value.tracebacks.values())
+
+
 @pytest.mark.parametrize("passes", [1, 3])
 def test_the_simulator_ends_where_the_pipeline_does(two: ddip.Group, passes: int) -> None:
     for result in two.run(f"s.simulated({passes})"):
         assert result.value < 1e-13
 
 
-def test_samples_may_be_changed_in_place(two: ddip.Group) -> None:
-    assert [result.value for result in two.run("s.inputs_changed_in_place()")] == [0, 0]
+def test_samples_and_targets_may_be_changed_in_place(two: ddip.Group) -> None:
+    assert [result.value for result in two.run("s.changed_in_place()")] == [0, 0]
+
+
+def test_phases_count_batches_and_not_passes(two: ddip.Group, tmp_path: Path) -> None:
+    for result in two.run(f"s.phases({str(tmp_path / 'run')!r})"):
+        assert result.value == [True, False]
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])

@@ -101,6 +101,31 @@ def found_records(ledger: str) -> list[Any]:
     return [record for record in read(ledger).records if record.kind == "forward"]
 
 
+def late_steps(pipe: ddip.Pipeline, file: str) -> str:
+    """The last stage steps before it has sent the gradient that the first stage's step waits for."""
+    pipe.plan_of(2).save(file)
+    plan = json.loads(Path(file).read_text())
+    actions = plan["ranks"][1]
+    sent = next(i for i, a in enumerate(actions) if a.startswith("send gradient") and "micro_batch=3 " in a)
+    step = next(i for i, a in enumerate(actions) if a.startswith("step"))
+    assert step > sent
+    actions.insert(sent, actions.pop(step))
+    Path(file).write_text(json.dumps(plan))
+    return file
+
+
+def steps_first(file: str, **options: Any) -> str:
+    """What a run says whose steps are told of nothing, or meet."""
+    pipe = p.pipe_of(p.mlp(2), "1f1b", **options)
+    path = late_steps(pipe, f"{file}.{ddip.rank()}")
+    try:
+        pipe.run(p.data(2, 12), plan=path)
+    except Exception as error:
+        return str(error)
+    assert p.furthest(p.in_one_process(p.mlp(2), p.data(2, 12)), pipe.state_dict()) < 1e-13
+    return "ran"
+
+
 def refused(what: str, file: str) -> str:
     """And the pipeline trains still."""
     pipe = p.pipe_of(p.mlp(2), "1f1b")
@@ -125,6 +150,17 @@ def refused(what: str, file: str) -> str:
         edited = json.loads(Path(path).read_text())
         edited["ranks"][1].sort(key=lambda action: not action.startswith(("receive activation", "forward")))
         Path(path).write_text(json.dumps(edited))
+    elif what == "batches that go back":
+        pipe = p.pipe_of(p.mlp(2), "gpipe", accumulate=2)
+        pipe.plan_of(2).save(path)
+        edited = json.loads(Path(path).read_text())
+        for actions in edited["ranks"]:
+            for index, action in enumerate(actions):  # 3 and 4 change places
+                for one, other in ((3, 9), (4, 3), (9, 4)):
+                    if not action.startswith(("step", "drain")):
+                        action = action.replace(f"micro_batch={one} ", f"micro_batch={other} ")
+                actions[index] = action
+        Path(path).write_text(json.dumps(edited))
     elif what == "no plan":
         plan = 3
     elif what == "no file":
@@ -144,7 +180,7 @@ def refused(what: str, file: str) -> str:
         said = str(error)
     else:
         raise AssertionError("it ran")
-    if what not in ("staler weights", "another needs", "ready"):
+    if what not in ("staler weights", "another needs", "ready", "batches that go back"):
         assert p.furthest(before, pipe.state_dict()) == 0
     assert len(pipe.run(p.data(2, 12)).losses) == 2
     return said

@@ -130,14 +130,32 @@ class OutOfPlace(InPlace):
         return self.layer(x * 2)  # type: ignore[no-any-return]
 
 
-def inputs_changed_in_place() -> float:
-    """How far apart two pipelines end of which one changes its samples in place."""
+def changed_in_place() -> float:
+    """How far apart two pipelines end of which one changes its samples and its targets in place."""
     ends = []
-    for first in (InPlace(), OutOfPlace()):
-        pipe = p.pipe_of([first, p.mlp(2)[1]], "gpipe", smoothing={"passes": 3, "radius": 0.1})
+    mse = torch.nn.functional.mse_loss
+    for first, loss in (
+        (InPlace(), lambda out, y: mse(out, y.sub_(1))),
+        (OutOfPlace(), lambda out, y: mse(out, y - 1)),
+    ):
+        pipe = p.pipe_of([first, p.mlp(2)[1]], "gpipe", smoothing={"passes": 3, "radius": 0.1}, loss=loss)
         pipe.run(p.data(3, 12))
         ends.append(pipe.state_dict())
     return p.furthest(*ends)
+
+
+def phases(folder: str) -> list[bool]:
+    """After so many batches in several passes, whether the next run of an asynchronous pipeline is synchronous still."""
+    before = p.pipe_of(p.mlp(2), "1f1b", smoothing={"passes": 8, "radius": 0.1})
+    before.run(p.data(3, 12))
+    before.save(folder)
+    pipe = p.pipe_of(p.mlp(2), staleness="none", warmup=5)
+    pipe.load(folder)
+    found = []
+    for _ in range(2):
+        pipe.run(p.data(2, 12))
+        found.append(not pipe.is_stale())
+    return found
 
 
 def copies(schedule: str) -> list[tuple[int, int, int]]:

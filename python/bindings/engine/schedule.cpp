@@ -161,7 +161,12 @@ void bind_plan(py::module_& module) {
       .def_property_readonly("micro_batches", [](const Plan& self) { return self.request.total(); })
       .def_property_readonly("order", [](const Plan& self) { return self.request.order; })
       .def("check", &schedule::check, Released())
-      .def("require_runnable", &schedule::require_runnable, py::arg("usual"), py::arg("most_stale"), Released())
+      .def(
+          "require_runnable",
+          [](const Plan& self, const Plan& usual, std::vector<int> most_stale, bool steps_meet) {
+            schedule::require_runnable(self, usual, {std::move(most_stale), steps_meet});
+          },
+          py::arg("usual"), py::arg("most_stale"), py::arg("steps_meet"), Released())
       .def("json", &schedule::to_json, Released())
       .def("as_done", &as_done, py::arg("ranks"), Released())
       .def(

@@ -66,8 +66,10 @@ class Batches:
             if self._readers[index] != batch or not self._open:
                 self._advance(index, batch)
             x, y, samples = self._open[batch][part // self.passes]
-            # The pass before may have changed its inputs in place.
-            return x if self.passes == 1 else part_of(x, 0, samples, torch.clone), y, samples
+            if self.passes == 1:
+                return x, y, samples
+            # The pass before may have changed them in place.
+            return part_of(x, 0, samples, torch.clone), part_of(y, 0, samples, torch.clone), samples
 
         return read
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import torch
@@ -12,12 +13,12 @@ def is_one_number(found: Any) -> bool:
 
 
 def is_count(found: Any) -> bool:
-    return (isinstance(found, (int, float)) or is_one_number(found)) and 0 <= found < float("inf")
+    return (isinstance(found, Real) or is_one_number(found)) and 0 <= found < float("inf")
 
 
 def in_words(found: Any) -> str:
     if isinstance(found, tuple):
         return f"({', '.join(map(in_words, found))})"
-    if isinstance(found, (int, float)):
+    if isinstance(found, Real):
         return str(found)
     return f"a tensor {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__

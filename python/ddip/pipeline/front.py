@@ -210,7 +210,7 @@ class Pipeline:
         # Long enough to show what every batch of a longer run will be like, with as many messages under way.
         ahead = min(max(self.request["window"], default=len(self.modules)), 4096)  # nobody has memory for more
         enough = max(8, max(3 * accumulate, 2 * (ahead + 1)) // max(self.per_batch, 1) + 1)
-        self.micro_batches_done = 0  # in earlier runs
+        self.micro_batches_done = self.batches_done = 0  # in earlier runs
         self.plan = self.plan_of(enough + warmup + (switch_at or 0))
         self.prepared_staleness = [self.most_stale(stage) for stage in range(len(self.modules))]
         self._frames = [max(2, frames) for frames in self.plan.capacity]
@@ -245,11 +245,11 @@ class Pipeline:
         )
         self.norm_delay = self._norm_delay()
         self._writer = Writer(ledger, self, program) if ledger else None
-        self._executor = self._make_executor()
+        self._executor = self._make_executor(self._frames)
 
-    def _make_executor(self) -> Any:
+    def _make_executor(self, frames: list[int]) -> Any:
         return engine().Executor(
-            self.ranks, self.native_stages, self.edges, self.placement, self._frames,
+            self.ranks, self.native_stages, self.edges, self.placement, frames,
             replicas=self.replicas, global_norm=self.clipping == "global", norm_delay=self.norm_delay,
             norm_ranks=sorted(
                 {rank for index, rank in enumerate(self.placement) if self.loss_scaling or self.trained_elements(index)}
@@ -263,16 +263,17 @@ class Pipeline:
         if self._given_ranks is not None or (ranks := comm()) is self.ranks:
             return
         self.ranks, heard = ranks, self.heard
-        self._executor = self._make_executor()
+        self._executor = self._make_executor(self._frames)
         self.heard = heard
         # A rank may have missed the end of a run that others have seen.
-        self.micro_batches_done = max(gather_objects(self.micro_batches_done, self.ranks))
+        done = gather_objects((self.micro_batches_done, self.batches_done), self.ranks)
+        self.micro_batches_done, self.batches_done = max(done)
 
     # --- what is run
 
     def plan_of(self, batches: int) -> Any:
         """The plan for so many batches after those that are done; it is checked before anything runs."""
-        done = self.micro_batches_done // self.per_batch
+        done = self.batches_done
         request = {**self.request, "warmup": max(0, self.request["warmup"] - done)}
         if "switch_at" in request:
             request["switch_at"] = max(0, request["switch_at"] - done)
@@ -286,9 +287,9 @@ class Pipeline:
         """For a plan of somebody's own that has more messages under way. All ranks."""
         frames = [max(now, asked) for now, asked in zip(self._frames, self.plan.capacity, strict=True)]
         if frames != self._frames:
-            self._frames, heard = frames, self.heard
-            self._executor = self._make_executor()
-            self.heard = heard
+            heard, made = self.heard, self._make_executor(frames)
+            made.heard = heard
+            self._executor, self._frames = made, frames
 
     def run(
         self, batches: Iterable[Any], show: bool = False, count: int | None = None, plan: Any | None = None
@@ -330,7 +331,9 @@ class Pipeline:
             # The first stage has read further than the last one, and a loader may draw random numbers for each sample: the next
             # batches would not be the same on all ranks. Nor would an iterator's, if it is gone on with.
             before.restore()
-            self._left = (batches, source.read) if source and isinstance(batches, Iterator) else None
+            # Refused before what others had read more was made up for: it is so still.
+            if not (self._left and source and self._left[0] is source.batches):
+                self._left = (batches, source.read) if source and isinstance(batches, Iterator) else None
             raise
 
     def _run_all(self, source: Batches, training: bool, watch: Watch, metrics: Metrics, plan: Any) -> Report:
@@ -382,6 +385,7 @@ class Pipeline:
             self._note(f"stage {index}: its backward is not split, because {node} computes both parts at once")
         if training:
             self.micro_batches_done += len(source) * source.per_batch
+            self.batches_done += len(source)
         report = report_of(self, record, source, training, metrics)
         for index in record.unreached:
             self.warn(

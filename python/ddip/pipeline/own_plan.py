@@ -25,5 +25,6 @@ def own_plan(pipe: Pipeline, given: Any, batches: int) -> Any:
         )
     if batches == 0:
         raise ConfigError("plan= without batches: there is nothing to run")
-    given.require_runnable(pipe.plan_of(batches), pipe.prepared_staleness)
+    steps_meet = not pipe.asynchronous and (pipe.clipping == "global" or bool(pipe.loss_scaling))
+    given.require_runnable(pipe.plan_of(batches), pipe.prepared_staleness, steps_meet)
     return given

@@ -65,7 +65,7 @@ def with_betas_by_stage(make: MakeOptimizer, staleness: int, stages: int) -> Mak
 
     def made(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         optimizer = make(parameters)
-        for group in optimizer.param_groups:
+        for group in optimizer.param_groups if isinstance(optimizer, torch.optim.NAdam) else []:
             beta1, beta2 = group["betas"]
             group["betas"] = engine().nesterov_beta1(beta1, staleness + 1, stages), beta2
         return optimizer

@@ -225,7 +225,9 @@ class Stage:
                 values = [output[name] for name in self.gives] if len(self.gives) > 1 else output
                 flight.outputs = floats_in(values)
                 return output
-            value = self.loss(output, flight.target)
+            # Of several passes each has its own, as in the pipeline.
+            target = with_tensors(flight.target, torch.clone) if self.radius else flight.target
+            value = self.loss(output, target)
             if isinstance(value, tuple):
                 total, count = value
             else:

@@ -111,6 +111,7 @@ def publish(
         "stages": len(pipe.modules),
         "staleness": pipe.policy_name,
         "micro_batches": pipe.micro_batches_done,
+        "batches": pipe.batches_done,
         "heard": taken_apart((squares, scale), "heard")[0],
     }
     if pipe.cut and pipe.cut.plan:
@@ -132,11 +133,11 @@ def load(pipe: Pipeline, path: str | Path) -> None:
         )
     about = json.loads(manifest.about)
     before = together(
-        lambda: ({index: stage_state(pipe, index) for index in pipe.mine}, pipe.micro_batches_done, pipe.heard),
-        pipe.ranks,
+        lambda: ({index: stage_state(pipe, index) for index in pipe.mine}, done_by(pipe), pipe.heard), pipe.ranks
     )
     try:
-        together(lambda: restore(pipe, states, about["micro_batches"], put_together(about["heard"], {})), pipe.ranks)
+        done = about["micro_batches"], about["batches"]
+        together(lambda: restore(pipe, states, done, put_together(about["heard"], {})), pipe.ranks)
     except (PeerLost, TimedOut):
         raise
     except Exception as error:
@@ -155,10 +156,15 @@ def in_a_line(error: Exception) -> str:
     return said if isinstance(error, ConfigError) else f"{type(error).__name__}: {said}"
 
 
-def restore(pipe: Pipeline, states: dict[int, dict[str, Any]], micro_batches: int, heard: Heard) -> None:
+def done_by(pipe: Pipeline) -> tuple[int, int]:
+    """Micro-batches, which random numbers follow, and batches, which phases do: a later run may cut them into other parts."""
+    return pipe.micro_batches_done, pipe.batches_done
+
+
+def restore(pipe: Pipeline, states: dict[int, dict[str, Any]], done: tuple[int, int], heard: Heard) -> None:
     for index, state in states.items():
         restore_stage(pipe, index, state)
-    pipe.micro_batches_done = micro_batches
+    pipe.micro_batches_done, pipe.batches_done = done
     pipe.heard = heard
 
 
@@ -188,8 +194,9 @@ def refuse_other_pipeline(pipe: Pipeline, about: Any, place: str) -> None:
     theirs = about.get("staleness")
     if theirs != pipe.policy_name and not (remembers_nothing(theirs) and remembers_nothing(pipe.policy_name)):
         raise ConfigError(f"{place}: it was trained with staleness={theirs!r}; here it is {pipe.policy_name!r}")
-    if not is_count(about.get("micro_batches")):
-        raise ConfigError(f"{place}: its number of micro-batches is {about.get('micro_batches')!r}")
+    for what in ("micro_batches", "batches"):
+        if not is_count(about.get(what)):
+            raise ConfigError(f"{place}: its number of {what.replace('_', '-')} is {about.get(what)!r}")
     try:
         squares, scale = put_together(about["heard"], {})
         # Of gradients that were too large they are no finite numbers.

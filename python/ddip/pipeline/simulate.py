@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from ddip.errors import ConfigError
+from ddip.pipeline.arguments import smoothing_of
 from ddip.pipeline.ledger import FORMAT, Json, Ledger, Record, checked_header, did_you_mean
 from ddip.pipeline.micro_batches import micro_batches_of, samples_in
 from ddip.pipeline.parts import Part
 from ddip.pipeline.replay import Interpreter, Loss, Observer
 from ddip.pipeline.replay_stage import Gap, hash_of
 from ddip.pipeline.simulate_order import SCHEDULES, SYNCHRONOUS, Action, order_of, without_empty
-from ddip.pipeline.textbook_policies import parts_of, predictor_in
+from ddip.pipeline.textbook_policies import check_options, parts_of, predictor_in
 from ddip.pipeline.tying import tie_stages, ties_of
 
 # What torch's optimizers are called in a ledger, and which of their settings matter.
@@ -91,7 +92,8 @@ def simulate(
     pairs = list(batches)
     if not pairs:
         raise ConfigError("no batches; expected at least one")
-    passes = smoothing["passes"] if smoothing else 1
+    check_options(parts_of(staleness), options or {})
+    passes = smoothing_of(smoothing, schedule, schedule in SYNCHRONOUS, staleness).passes
     read = [x for x, _ in micro_batches_of(pairs, micro_batches) for _ in range(passes)]
     empty = {k for k, x in enumerate(read) if samples_in(x) == 0}
     sizes = [micro_batches * passes] * len(pairs)
@@ -111,7 +113,7 @@ def simulate(
     if (options or {}).get("nesterov_by_stage"):
         for made, order in zip(optimizers, orders, strict=True):
             versions = 1 + max(action.staleness for action in order)
-            for group in made.param_groups if made else []:
+            for group in made.param_groups if isinstance(made, torch.optim.NAdam) else []:
                 beta1, beta2 = group["betas"]
                 by_stage = beta1 + (versions - 1) * (0.99 - beta1) / depth
                 group["betas"] = 0.99 if versions > depth else by_stage, beta2

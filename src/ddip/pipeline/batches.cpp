@@ -93,8 +93,10 @@ MicroBatch MicroBatchReader::read(size_t place, int64_t micro_batch) {
     open_[next_] = cut_batch(batches_.read(next_), micro_batches_, next_, batches_.size());
   open_.erase(open_.begin(), open_.lower_bound(std::ranges::min(places_)));
   MicroBatch found = open_.at(batch)[static_cast<size_t>(part)];
-  // The pass before may have changed its inputs in place.
-  if (passes_ > 1) found.x = part_of(found.x, 0, found.samples, Copy::yes);
+  if (passes_ == 1) return found;
+  // The pass before may have changed them in place.
+  found.x = part_of(found.x, 0, found.samples, Copy::yes);
+  if (samples_of(found.y) == found.samples) found.y = part_of(found.y, 0, found.samples, Copy::yes);
   return found;
 }
 

@@ -39,7 +39,7 @@ struct Pipeline::Inside {
   at::Device device_of(int index) const;
   std::shared_ptr<Versions> make_versions(int index, const MakeOptimizer& make);
   void make_executor(const MakeOptimizer& make);
-  void connect(std::vector<pipeline::Stage> stages);
+  std::unique_ptr<Executor> connected(std::vector<pipeline::Stage> stages, const std::vector<int>& room) const;
   void open_ledger();
 
   // --- running
@@ -71,8 +71,8 @@ struct Pipeline::Inside {
   std::vector<int> frames;  // by channel
   std::unique_ptr<Executor> executor;
   std::map<int, std::shared_ptr<Gaps>> gaps;
-  int64_t micro_batches_done = 0;  // in earlier runs
-  bool whole = true;               // no run has failed since the replicas were equal
+  DoneBefore done_before;  // in earlier runs
+  bool whole = true;       // no run has failed since the replicas were equal
   // of one run
   std::unique_ptr<MicroBatchReader> source;
   std::function<MicroBatch(int64_t)> inputs, targets;
@@ -173,16 +173,18 @@ void Pipeline::Inside::make_executor(const MakeOptimizer& make) {
              .ranks = std::vector<int>(telling_ranks.begin(), telling_ranks.end())};
   if (settings.scales_loss()) telling.loss_scale = settings.options.loss_scale;
   for (int capacity : settings.plan.capacity) frames.push_back(std::max(2, capacity));
-  connect(std::move(stages));
+  executor = connected(std::move(stages), frames);
 }
 
-void Pipeline::Inside::connect(std::vector<pipeline::Stage> stages) {
+// `room`: by channel.
+std::unique_ptr<Executor> Pipeline::Inside::connected(std::vector<pipeline::Stage> stages,
+                                                      const std::vector<int>& room) const {
   Arrangement arrangement{.edges = settings.request.edges,
                           .rank_of_stage = settings.request.rank_of_stage,
-                          .frames = frames,
+                          .frames = room,
                           .width = settings.width,
                           .replicas = settings.options.replicas};
-  executor = std::make_unique<Executor>(ranks, std::move(stages), std::move(arrangement), telling, [] {});
+  return std::make_unique<Executor>(ranks, std::move(stages), std::move(arrangement), telling, [] {});
 }
 
 std::shared_ptr<Versions> Pipeline::Inside::make_versions(int index, const MakeOptimizer& make) {
@@ -312,7 +314,7 @@ Record Pipeline::Inside::execute(bool training) {
   const RunOptions options{.training = training,
                            // Replicas draw other numbers.
                            .seed = settings.options.seed + (static_cast<uint64_t>(settings.replica) << 32),
-                           .first_micro_batch = training ? micro_batches_done : 0,
+                           .first_micro_batch = training ? done_before.micro_batches : 0,
                            .step_size = settings.synchronous() ? 0 : settings.options.accumulate,
                            .smoothing_radius = training ? settings.options.smoothing.radius : 0};
   const auto& planned = settings.plan.ranks.at(static_cast<size_t>(settings.place));
@@ -347,23 +349,20 @@ void Pipeline::Inside::make_equal_again() {
 }
 
 schedule::Plan Pipeline::Inside::plan_of(int64_t batches) const {
-  return settings.plan_of(batches, micro_batches_done / settings.per_batch());
+  return settings.plan_of(batches, done_before.batches);
 }
 
 // Its messages have as much room as it asks for.
 void Pipeline::Inside::take_plan(const schedule::Plan& own) {
   settings.plan = own;
-  bool is_enough = true;
-  for (size_t channel = 0; channel < frames.size(); ++channel) {
-    is_enough &= frames[channel] >= own.capacity[channel];
-    frames[channel] = std::max(frames[channel], own.capacity[channel]);
-  }
-  if (is_enough) return;
-  const Heard heard = executor->heard();
-  std::vector<pipeline::Stage> stages = executor->stages();
-  executor.reset();
-  connect(std::move(stages));
-  executor->restore(heard);
+  std::vector<int> needed = frames;
+  for (size_t channel = 0; channel < needed.size(); ++channel)
+    needed[channel] = std::max(frames[channel], own.capacity[channel]);
+  if (needed == frames) return;
+  auto made = connected(executor->stages(), needed);
+  made->restore(executor->heard());
+  executor = std::move(made);
+  frames = needed;
 }
 
 Report Pipeline::Inside::run(const Batches& batches, bool training, Metrics metrics, const schedule::Plan* own) {
@@ -371,7 +370,8 @@ Report Pipeline::Inside::run(const Batches& batches, bool training, Metrics metr
   make_equal_again();
   agreed(*ranks, [&] {
     if (own && batches.size() == 0) throw ConfigError("a plan without batches: there is nothing to run");
-    if (own) schedule::require_runnable(*own, plan_of(batches.size()), settings.most_stale);
+    const bool steps_meet = settings.synchronous() && telling.any();
+    if (own) schedule::require_runnable(*own, plan_of(batches.size()), {settings.most_stale, steps_meet});
     return json();
   });
   require_agreement(batches.size(), training, own ? schedule::to_json(*own) : "");
@@ -403,8 +403,11 @@ Report Pipeline::Inside::run(const Batches& batches, bool training, Metrics metr
     if (training && ledger && !ledger->ended()) end_ledger("the run that failed");
     throw;
   }
-  const int64_t first = micro_batches_done;
-  if (training) micro_batches_done += source->size();
+  const int64_t first = done_before.micro_batches;
+  if (training) {
+    done_before.micro_batches += source->size();
+    done_before.batches += source->batches();
+  }
   for (const auto& [index, node] : record.whole_backwards)
     add_note(fmt::format("stage {}: its backward is not split, because {} computes both parts at once", index, node));
   for (int index : record.unreached) {
@@ -492,13 +495,13 @@ NamedTensors Pipeline::state() { return inside_->state(); }
 
 void Pipeline::save(const std::filesystem::path& folder) {
   inside_->make_equal_again();
-  pipeline::save(inside_->on_disk(), inside_->micro_batches_done, folder);
+  pipeline::save(inside_->on_disk(), inside_->done_before, folder);
 }
 
 void Pipeline::load(const std::filesystem::path& folder) {
   if (inside_->ledger)
     throw ConfigError("load: a ledger tells of a run from its first weights on; expected a pipeline without one");
-  inside_->micro_batches_done = pipeline::load(inside_->on_disk(), folder);
+  inside_->done_before = pipeline::load(inside_->on_disk(), folder);
   inside_->whole = true;  // also if a run before it was not
 }
 

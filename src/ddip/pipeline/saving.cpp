@@ -158,7 +158,7 @@ void require_own_folder(const checkpoint::Store& store) {
 
 }  // namespace
 
-void save(const RankOnDisk& rank, int64_t micro_batches, const fs::path& folder) {
+void save(const RankOnDisk& rank, const DoneBefore& done, const fs::path& folder) {
   const checkpoint::Store store(folder);
   const int me = rank.ranks.rank();
   const std::vector<json> optimizers = agreed(rank.ranks, [&] { return optimizers_of(rank); });
@@ -183,7 +183,8 @@ void save(const RankOnDisk& rank, int64_t micro_batches, const fs::path& folder)
     agreed(rank.ranks, [&]() -> json {
       if (me != 0) return nullptr;
       json about = about_pipeline(rank);
-      about["micro_batches"] = micro_batches;
+      about["micro_batches"] = done.micro_batches;
+      about["batches"] = done.batches;
       about["optimizers"] = json::object();
       for (const json& theirs : optimizers) about["optimizers"].update(theirs);
       checkpoint::Manifest manifest{.step = number, .about = about.dump(), .files = {}};
@@ -206,7 +207,7 @@ void save(const RankOnDisk& rank, int64_t micro_batches, const fs::path& folder)
   }
 }
 
-int64_t load(const RankOnDisk& rank, const fs::path& folder) {
+DoneBefore load(const RankOnDisk& rank, const fs::path& folder) {
   const checkpoint::Store store(folder);
   std::function<void()> change;
   const std::vector<json> found = agreed(rank.ranks, [&]() -> json {
@@ -214,9 +215,11 @@ int64_t load(const RankOnDisk& rank, const fs::path& folder) {
     json about = json::parse(manifest.about);
     try {
       require_same_pipeline(about, rank);
-      const json& done = about.at("micro_batches");
-      if (!done.is_number_unsigned() || done.get<uint64_t>() >= uint64_t{kMostSaved})
-        throw ConfigError(fmt::format("its number of micro-batches is {}", done.dump()));
+      for (const char* what : {"micro_batches", "batches"}) {
+        const json& done = about.at(what);
+        if (!done.is_number_unsigned() || done.get<uint64_t>() >= uint64_t{kMostSaved})
+          throw ConfigError(fmt::format("its number of {} is {}", what, done.dump()));
+      }
     } catch (const json::exception&) {
       throw ConfigError(fmt::format("{}: it has checkpoints, but of no pipeline", folder.string()));
     } catch (const ConfigError& error) {
@@ -235,7 +238,7 @@ int64_t load(const RankOnDisk& rank, const fs::path& folder) {
                       folder.string(), other));
   }
   change();
-  return found[0]["micro_batches"].get<int64_t>();
+  return {.micro_batches = found[0]["micro_batches"], .batches = found[0]["batches"]};
 }
 
 }  // namespace ddip::pipeline

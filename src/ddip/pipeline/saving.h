@@ -21,10 +21,15 @@ struct RankOnDisk {
   nlohmann::json layers;  // of all stages (saved_cut.h)
 };
 
+// What earlier runs have trained on: random numbers follow micro-batches, phases follow batches, and a later run may
+// cut these into other parts.
+struct DoneBefore {
+  int64_t micro_batches = 0, batches = 0;
+};
+
 // All ranks together, both. A ConfigError is thrown on all of them: then what was saved before is still there, or the
 // pipeline is as it was.
-void save(const RankOnDisk& rank, int64_t micro_batches, const std::filesystem::path& folder);
-// How many micro-batches had been trained on.
-int64_t load(const RankOnDisk& rank, const std::filesystem::path& folder);
+void save(const RankOnDisk& rank, const DoneBefore& done, const std::filesystem::path& folder);
+DoneBefore load(const RankOnDisk& rank, const std::filesystem::path& folder);
 
 }  // namespace ddip::pipeline
