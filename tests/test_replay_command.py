@@ -217,7 +217,7 @@ BAD: list[tuple[Callable[[list[dict[str, Any]]], None], str]] = [
     (changed("stage", True, 4), "line 5: stage is true; expected a whole number from 0 on"),
     (changed("stage", -1, 4), "line 5: stage is -1; expected a whole number from 0 on"),
     (changed("micro_batch", 10, 1), "line 2: micro_batch 10; expected less than 10"),
-    (changed("weights.kind", "new", 1), "line 2: weights of kind 'new'; expected true, predicted"),
+    (changed("weights.kind", "new", 1), "line 2: weights of kind 'new'; expected true, perturbed, predicted"),
     (changed("weights.version", "1", 1), 'line 2: weights: version is "1"; expected a whole number from 0 on'),
     (changed("count", None, 1), "line 2: expected either count or samples"),
 ]

@@ -16,6 +16,7 @@ import torch  # noqa: E402
 from ddip.pipeline.auxiliary import auxiliary_loss, collected, taken  # noqa: E402
 from ddip.pipeline.borders import with_tensors  # noqa: E402
 from ddip.pipeline.faithful import Seen, check, difference_of  # noqa: E402
+from ddip.pipeline.hidden_weights import hidden_weights  # noqa: E402
 from ddip.pipeline.memory import Activations  # noqa: E402
 from ddip.pipeline.partition import plan_for  # noqa: E402
 from ddip.pipeline.parts import parts_of  # noqa: E402
@@ -1022,7 +1023,7 @@ def test_a_dictionary_of_another_class_keeps_it_or_is_refused() -> None:
     changed = with_tensors(tree, lambda tensor: tensor + 1)
     assert type(changed) is OrderedDict and list(changed) == ["b", "a"] and type(changed["a"][0]) is defaultdict
     assert torch.equal(changed["b"], torch.full((2,), 2.0)) and torch.equal(tree["b"], torch.ones(2))
-    calls = StageCalls("stage 0 (A)", SimpleNamespace(call=lambda inputs: [({"x": tree["b"]}, tree)]), torch.device("cpu"), "fp32", Activations(nn.Linear(1, 1), False))  # fmt: skip
+    calls = StageCalls("stage 0 (A)", SimpleNamespace(call=lambda inputs: [({"x": tree["b"]}, tree)]), torch.device("cpu"), "fp32", Activations(nn.Linear(1, 1), False), hidden_weights([nn.Linear(1, 1)], 0))  # fmt: skip
     with pytest.raises(library.ConfigError) as error:
         calls.forward([])
     assert str(error.value) == "stage 0 (A) returned a OrderedDict for the next stage; expected a plain dict"
