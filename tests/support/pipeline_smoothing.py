@@ -154,7 +154,7 @@ def phases(folder: str) -> list[bool]:
     found = []
     for _ in range(2):
         pipe.run(p.data(2, 12))
-        found.append(not pipe.is_stale())
+        found.append(not any(pipe.plan.check().staleness))
     return found
 
 

@@ -212,12 +212,14 @@ class Pipeline:
         enough = max(8, max(3 * accumulate, 2 * (ahead + 1)) // max(self.per_batch, 1) + 1)
         self.micro_batches_done = self.batches_done = 0  # in earlier runs
         self.plan = self.plan_of(enough + warmup + (switch_at or 0))
-        self.prepared_staleness = [self.most_stale(stage) for stage in range(len(self.modules))]
+        # By stage: by how many steps a forward's weights are old at its backward, at the most.
+        self.prepared_staleness: list[int] = self.plan.check().staleness
+        stale = any(self.prepared_staleness)
         self._frames = [max(2, frames) for frames in self.plan.capacity]
         self.notes: list[str] = list(self.plan.notes)  # what was asked for and is not so, for people
         self.notes += without_effect(schedule, window, clip, clipping, ledger, program)
         self.policy_name, notes = chosen_policy(
-            staleness, schedule, optimizer, self.modules, self.is_stale(), staleness_options or {}
+            staleness, schedule, optimizer, self.modules, stale, staleness_options or {}
         )
         self.notes += notes
         if self.cut and self.cut.plan and bool(recompute) != self.cut.plan.costs.recompute:
@@ -228,7 +230,7 @@ class Pipeline:
         self.policy_options = checked_options(self.policy_name, staleness_options or {})
         needs = self.make_policy().needs(native.StageOptimizer())
         self.request.update(predicts=needs.forward_weights, stashes=needs.stash, perturbs=self.smoothing.radius > 0)
-        if precision != "fp32" and self.is_stale() and not needs.stash and not recompute:
+        if precision != "fp32" and stale and not needs.stash and not recompute:
             recompute = True
             self.notes.append("recompute=True: under autocast a kept graph would use the weights of its forward")
         self._done: Any = None  # this rank's actions in the last one, if their order was found
@@ -243,7 +245,8 @@ class Pipeline:
         self.native_stages = together(
             lambda: [made_stage(self, index, optimizer, scheduler, clip, recompute) for index in mine], self.ranks
         )
-        self.norm_delay = self._norm_delay()
+        # How many steps old a global norm is: so many that nobody waits for it.
+        self.norm_delay = 1 + max(self.prepared_staleness) if self.asynchronous else 0
         self._writer = Writer(ledger, self, program) if ledger else None
         self._executor = self._make_executor(self._frames)
 
@@ -559,26 +562,7 @@ class Pipeline:
         everything = sum(self.trained_elements(other) for other in range(len(self.modules)))
         return math.sqrt(self.trained_elements(index) / everything) if everything else 1.0
 
-    def _norm_delay(self) -> int:
-        """How many steps old a global norm is: so many that nobody waits for it."""
-        if not self.asynchronous:
-            return 0
-        return 1 + max((action.staleness for actions in self.plan.ranks for action in actions), default=0)
-
     # --- making
-
-    def is_stale(self, stage: int | None = None) -> bool:
-        """Whether a forward of this stage, or of any, reads weights that are old at its backward."""
-        return any(
-            action.staleness
-            for actions in self.plan.ranks
-            for action in actions
-            if stage is None or action.stage == stage
-        )
-
-    def most_stale(self, stage: int) -> int:
-        """By how many steps a forward's weights are old at its backward, at the most."""
-        return max((a.staleness for actions in self.plan.ranks for a in actions if a.stage == stage), default=0)
 
     def make_policy(self) -> Any:
         # One is the optimizer's, not the policy's.

@@ -44,7 +44,7 @@ def made_stage(
         refuse_half_weights(pipe.precision, stage.name, trained)
         policy = pipe.make_policy()
         pipe.policies[index] = policy
-        apart = pipe.is_stale(index) or "spectrain" in pipe.policy_name or pipe.smoothing.radius > 0
+        apart = pipe.prepared_staleness[index] > 0 or "spectrain" in pipe.policy_name or pipe.smoothing.radius > 0
         if pipe.policy_options.get("nesterov_by_stage"):
             optimizer = with_betas_by_stage(optimizer, pipe.prepared_staleness[index], len(pipe.modules))
         weights = native.Weights(list(trained.values()), list(trained), apart)

@@ -144,11 +144,7 @@ bool widens(const PipelineOptions& options) {
 }  // namespace
 
 bool Settings::is_stale(int stage) const {
-  for (const auto& actions : plan.ranks) {
-    for (const schedule::Action& action : actions)
-      if (action.staleness > 0 && (stage < 0 || action.stage == stage)) return true;
-  }
-  return false;
+  return stage < 0 ? std::ranges::max(most_stale) > 0 : most_stale.at(static_cast<size_t>(stage)) > 0;
 }
 
 schedule::Plan Settings::plan_of(int64_t batches, int64_t done) const {
