@@ -56,13 +56,13 @@ def test_where_steps_wait_for_each_other_all_that_they_need_comes_before(
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("another schedule", "the plan has schedule=gpipe, the pipeline 1f1b"),
-        ("other batches", "the plan has batches=3, the pipeline 2"),
+        ("another schedule", "the plan has schedule=gpipe, this run 1f1b"),
+        ("other batches", "the plan has batches=3, this run 2"),
         ("staler weights", "the plan has weights of stage 0 that are 3 steps old, the pipeline at most 1; expected a pipeline with a window"),
-        ("another needs", "the plan has needs=predictions true, stashes false, noise false, the pipeline predictions false, stashes true"),
+        ("another needs", "another staleness policy: a stale forward has predicted weights in it, and weights that it keeps in the pipeline"),
         ("a deadlock", "nobody can go on"),
         ("batches that go back", "goes back from batch 1 to batch 0: they are read one after the other"),
-        ("no plan", "plan= is a int; expected a ddip.schedule.Plan, or the file of one"),
+        ("no plan", "plan= is of type int; expected a ddip.schedule.Plan, or the file of one"),
         ("no file", "No such file"),
         ("ready", 'a plan has an order; with order="ready" it is found'),
         ("on one rank only", "every rank must run the same pipeline"),

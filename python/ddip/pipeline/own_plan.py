@@ -21,7 +21,7 @@ def own_plan(pipe: Pipeline, given: Any, batches: int) -> Any:
         given = native.Plan.load(str(given))
     if not isinstance(given, native.Plan):
         raise ConfigError(
-            f"plan= is a {type(given).__name__}; expected a ddip.schedule.Plan, or the file of one, as pipe.plan_of(batches) gives it"
+            f"plan= is of type {type(given).__name__}; expected a ddip.schedule.Plan, or the file of one, as pipe.plan_of(batches) gives it"
         )
     if batches == 0:
         raise ConfigError("plan= without batches: there is nothing to run")

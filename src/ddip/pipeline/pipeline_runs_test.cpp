@@ -50,8 +50,8 @@ TEST(CppPipelineRuns, a_plan_of_ones_own_is_run_as_it_is_or_refused) {
     wide->run(data(2, 8));
     require(wide->plan().ranks != own.ranks, "the next run has the usual one");
     refused(*narrow, wide->plan_of(2), "weights of stage 0 that are 3 steps old, the pipeline at most 1");
-    refused(*wide, made({.schedule = "1f1b"})->plan_of(2), "the plan has schedule=1f1b, the pipeline async_1f1b");
-    refused(*wide, wide->plan_of(3), "the plan has batches=3, the pipeline 2");
+    refused(*wide, made({.schedule = "1f1b"})->plan_of(2), "the plan has schedule=1f1b, this run async_1f1b");
+    refused(*wide, wide->plan_of(3), "the plan has batches=3, this run 2");
     own.ranks[1].pop_back();
     refused(*wide, own, "the plan is refused: ");
     const schedule::Plan good = wide->plan_of(2);

@@ -17,7 +17,7 @@ namespace {
 
 template <class T>
 void require_same(const char* what, const T& theirs, const T& here) {
-  if (theirs != here) throw ConfigError(fmt::format("the plan has {}={}, the pipeline {}", what, theirs, here));
+  if (theirs != here) throw ConfigError(fmt::format("the plan has {}={}, this run {}", what, theirs, here));
 }
 
 std::vector<std::pair<int, int>> pairs_of(const std::vector<Edge>& edges) {
@@ -27,7 +27,9 @@ std::vector<std::pair<int, int>> pairs_of(const std::vector<Edge>& edges) {
 }
 
 std::string in_words(const Needs& needs) {
-  return fmt::format("predictions {}, stashes {}, noise {}", needs.predicts, needs.stashes, needs.perturbs);
+  if (needs.perturbs) return "weights with noise";
+  if (needs.predicts && needs.stashes) return "predicted weights, which it keeps";
+  return needs.predicts ? "predicted weights" : needs.stashes ? "weights that it keeps" : "the newest weights";
 }
 
 // Batches are read one after the other.
@@ -87,7 +89,12 @@ void require_runnable(const Plan& own, const Plan& usual, const Prepared& pipeli
   require_same("switch_at", theirs.switch_at, here.switch_at);
   require_same("order", theirs.order, here.order);
   if (here.order != "plan") throw ConfigError("a plan has an order; with order=\"ready\" it is found while it runs");
-  require_same("needs", in_words(theirs.needs), in_words(here.needs));
+  if (theirs.needs != here.needs)
+    throw ConfigError(
+        fmt::format("the plan is for another staleness policy: a stale forward has {} in it, and {} in the pipeline; "
+                    "expected a plan "
+                    "that begins as the pipeline's own plan_of(batches)",
+                    in_words(theirs.needs), in_words(here.needs)));
   if (const Verdict verdict = check(own); !verdict.ok())
     throw ConfigError(fmt::format("the plan is refused: {}", verdict.error));
   require_batches_in_order(own);
